@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 use crate::failure::{Failure, exit_codes_text};
 use crate::report::Report;
 use crate::{
-    check, create, debug, df, generate, info, memory, mount, property, qgroup, quota, report,
-    subvolume, sync, umount, version,
+    check, create, debug, df, generate, info, memory, mount, names, property, qgroup, quota,
+    report, subvolume, sync, umount, version,
 };
 
 const ABOUT: &str = "Copy-on-write filesystem in user space for hosts with many tenants";
@@ -75,6 +75,7 @@ pub(crate) enum Verb {
     Quota(quota::Verb),
     Qgroup(qgroup::Verb),
     Memory(memory::Verb),
+    Names(names::Verb),
     Df(df::Df),
     Check(check::Check),
     Debug(debug::Debug),
@@ -103,6 +104,7 @@ impl CommandLine {
             Verb::Quota(verb) => verb.run(report),
             Verb::Qgroup(verb) => verb.run(report),
             Verb::Memory(verb) => verb.run(report),
+            Verb::Names(verb) => verb.run(report),
             Verb::Df(verb) => verb.run(report),
             Verb::Check(verb) => verb.run(report),
             Verb::Debug(verb) => verb.run(report),
@@ -157,6 +159,9 @@ mod tests {
             "memory stat --shared /m",
             "memory pressure --json /m/a",
             "memory reclaim 64M /m/a",
+            "names show --json /m",
+            "names set /m limit=2%",
+            "names drop /m/a",
             "df /m/a",
         ] {
             let words = std::iter::once("copyhold").chain(line.split(' '));
@@ -178,6 +183,9 @@ mod tests {
             "memory set low=340M",
             "memory set /m/a color=red",
             "memory reclaim /m/a",
+            "names set /m",
+            "names set /m 2%",
+            "names set /m limit=11%",
             "memory reclaim lots /m/a",
         ] {
             let words = std::iter::once("copyhold").chain(line.split(' '));

@@ -30,6 +30,7 @@ mod mount_helper;
 mod mount_options;
 mod mount_request;
 mod mount_table;
+mod names;
 mod option_value;
 mod personality;
 mod property;

@@ -39,6 +39,7 @@ const PAUSE: Duration = Duration::from_millis(20);
     Options for -o are those of mount(8) and FUSE, and:\n  \
     memory=SIZE     memory of the daemon [an eighth of the machine's or its group's, 128M to 4G]\n  \
     reclaim=RULE    protection of groups: proportional, published, binary, off [proportional]\n  \
+    names=LIMIT     names known not to exist: SIZE% of memory, a number, off [2%]\n  \
     delta=SIZE      part of memory= for changes not yet in the tables [a quarter, up to 64M]\n  \
     data_cache=WHAT file data kept for later readers: off, shared by clones, direct, all [off]\n  \
     commit=SECONDS  how old unsynced changes may get [5]\n  \

@@ -9,7 +9,7 @@ use std::time::Duration;
 use copyhold_fs::DataCache;
 use copyhold_fuse::Transport;
 use copyhold_fuse::mount::{MountOptions, OptionError};
-use copyhold_serve::{Namespaces, ReclaimArm};
+use copyhold_serve::{NamesLimit, Namespaces, ReclaimArm};
 use rustix::mount::MountFlags;
 use serde_json::Value;
 
@@ -22,8 +22,8 @@ use crate::size::Size;
 const READERS_MAX: usize = 64;
 
 /// The room in `info` for the options that all mounts of a pool share: its answer has 8192 bytes,
-/// of which a path takes up to 4096, and the counters up to 3000.
-const SHARED_BYTES_MAX: usize = 1024;
+/// of which a path takes up to 4096, and the counters up to 3250.
+const SHARED_BYTES_MAX: usize = 768;
 
 /// Everything behind `-o`, sorted by who must know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub(crate) struct EngineOptions {
     /// The reads of which clean data is kept in memory.
     pub(crate) data_cache: DataCache,
     pub(crate) reclaim: ReclaimArm,
+    /// How many absent names may be known.
+    pub(crate) names: NamesLimit,
     /// How old unsynced changes may get.
     pub(crate) commit: Option<Duration>,
     /// Threads that read the kernel's requests.
@@ -152,6 +154,7 @@ impl EngineOptions {
             "reclaim" => {
                 self.reclaim = parsed(name, value, "proportional, published, binary or off")?;
             }
+            "names" => self.names = parsed(name, value, "a share up to 10%, a number, or off")?,
             "commit" => {
                 let seconds: u64 = parsed(name, value, "a number of seconds")?;
                 self.commit = Some(Duration::from_secs(seconds.max(1)));
@@ -185,6 +188,7 @@ impl EngineOptions {
             "delta" => self.delta.map(Size::exact),
             "data_cache" => Some(self.data_cache.to_string()),
             "reclaim" => Some(self.reclaim.to_string()),
+            "names" => Some(self.names.to_string()),
             "commit" => self.commit.map(|age| age.as_secs().to_string()),
             "readers" => self.readers.map(|readers| readers.to_string()),
             "transport" => Some(self.transport.to_string()),
@@ -259,8 +263,8 @@ mod tests {
     #[test]
     fn more_options_than_info_has_room_for_are_refused() {
         let context = |bytes: usize| format!("context={}", "c".repeat(bytes));
-        assert!(parse(&context(1010)).is_ok());
-        assert!(parse(&context(1011)).unwrap_err().to_string().contains("at most 1024"));
+        assert!(parse(&context(754)).is_ok());
+        assert!(parse(&context(755)).unwrap_err().to_string().contains("at most 768"));
     }
 
     #[test]
@@ -274,6 +278,8 @@ mod tests {
         assert_eq!(shared("ro,norecovery"), shared("ro"));
         assert_eq!(shared("data_cache=direct")["data_cache"], "direct");
         assert_eq!(shared("reclaim=binary")["reclaim"], "binary");
+        assert_eq!(shared("names=0.5%")["names"], "0.5%");
+        assert_eq!(shared("names=0")["names"], "off");
         assert_eq!(shared("admin_namespaces=any")["admin_namespaces"], "any");
     }
 
@@ -288,6 +294,7 @@ mod tests {
             "data_cache",
             "data_cache=on",
             "reclaim=on",
+            "names=11%",
             "nonsense",
             "norecovery",
             "admin_namespaces",

@@ -9,7 +9,7 @@ use copyhold_fs::{DataCache, Filesystem, FsError};
 use copyhold_memory::Shares;
 use copyhold_pool::Limits;
 use copyhold_runtime::executors::Executors;
-use copyhold_serve::budget;
+use copyhold_serve::{NamesLimit, budget};
 use copyhold_types::{DeviceId, PoolId};
 
 use crate::create::{self, CreateOptions};
@@ -105,7 +105,7 @@ impl Pool {
             let blocks = device.geometry().blocks;
             let shares = Shares::of(memory, None, blocks, budget::machine())?;
             budget::limit_pool(&shares, data_cache, &mut limits);
-            budget::limit_files(&shares, &mut settings);
+            budget::limit_files(&shares, NamesLimit::default(), &mut settings);
         }
         let open = copyhold_pool::OpenOptions { read_only, cut_tail, tenants: true, limits };
         let opening = copyhold_serve::open_filesystem(executors.clone(), device, open, settings);

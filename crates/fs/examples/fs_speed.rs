@@ -50,6 +50,14 @@ async fn names(fs: &Arc<Filesystem>) {
         fs.forget(node, 1);
     }
     report("lookup", count, begin);
+    let missing: Vec<String> = (0..count).map(|n| format!("no-such-name-{n:012}")).collect();
+    for what in ["lookup of a new name that does not exist", "the same again"] {
+        let begin = Instant::now();
+        for name in &missing {
+            assert!(fs.lookup(dir, name.as_bytes()).await.is_err());
+        }
+        report(what, count, begin);
+    }
     let begin = Instant::now();
     let (mut after, mut seen) = (0, 0);
     while seen < count + 2 {

@@ -17,6 +17,7 @@ use copyhold_volume::{InodeChange, Volumes};
 use crate::atimes::Atimes;
 use crate::cache::InodeCache;
 use crate::inode::{Inode, InodeRef};
+use crate::names::AbsentNames;
 use crate::promise::Charge;
 use crate::reaper::Reaper;
 use crate::refusal::Refusals;
@@ -54,6 +55,7 @@ pub struct Filesystem {
     pub(crate) refusals: Refusals,
     pub(crate) atimes: Atimes,
     pub(crate) zeros: Buf,
+    names: AbsentNames,
     fsid: u64,
     closed: AtomicBool,
 }
@@ -109,6 +111,7 @@ impl Filesystem {
             refusals: Refusals::default(),
             atimes: Atimes::new(&options),
             zeros: Buf::zeroed(ZERO_BLOCKS),
+            names: AbsentNames::new(pool.memory().clone(), &options),
             fsid,
             closed: AtomicBool::new(false),
             options,
@@ -152,6 +155,11 @@ impl Filesystem {
 
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
+    }
+
+    /// The names that are known to be absent.
+    pub fn names(&self) -> &AbsentNames {
+        &self.names
     }
 
     pub fn root(&self) -> NodeId {

@@ -31,6 +31,10 @@ pub struct Options {
     /// Nodes that the front end may hold before it is asked to give some up
     /// ([`crate::Filesystem::surplus_lookups`]).
     pub lookups_max: usize,
+    /// Names that do not exist and are known; 0: none, and the front end may know any number.
+    pub names_max: u64,
+    /// The most that the limit of these can be changed to.
+    pub names_room: u64,
     /// Whether returned entries count as look-ups that `forget` releases. A front end without a
     /// name cache of its own sets it to false; then an unlinked file exists as long as it is open.
     pub count_lookups: bool,
@@ -51,6 +55,8 @@ impl Default for Options {
             data_cache: DataCache::default(),
             inodes_max: 65_536,
             lookups_max: 1 << 20,
+            names_max: 1 << 16,
+            names_room: u32::MAX.into(),
             count_lookups: true,
             read_only: false,
             sabotage: None,

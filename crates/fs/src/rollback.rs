@@ -231,7 +231,7 @@ impl SubvolumeCalls<'_> {
             Some(kept) => OldState::Kept(place_in(kept.dir)),
             None => OldState::Deleted { since: now, name: slot.name.bytes() },
         };
-        let changes = changes(slot, kept, numbers.subvol, old.id())?;
+        let changes = changes(fs, slot, kept, numbers.subvol, old.id())?;
         fs.change_dirs(self.right, &changes, now, tx, |tx| {
             let (old, from) = (&old.volume, &from.volume);
             let next = InodeNo(mark);
@@ -245,6 +245,7 @@ impl SubvolumeCalls<'_> {
 
 /// The changes of the directories, that of the entry first.
 fn changes<'a>(
+    fs: &Filesystem,
     slot: &'a Slot<'_>,
     kept: Option<&'a Slot<'_>>,
     new: SubvolId,
@@ -265,7 +266,8 @@ fn changes<'a>(
     let is_one_dir = kept.dir.node == slot.dir.node;
     let is_one = is_one_dir && kept.bucket.key() == replaced.key();
     let before = if is_one { &replaced } else { &kept.bucket };
-    let after = before.changed(Some(before.with(kept.name.bytes(), root(old))?));
+    let added = before.with(fs, kept.dir, kept.name.bytes(), root(old))?;
+    let after = before.changed(Some(added));
     if is_one {
         changes.push(change(&**slot.dir, SmallVec::from_iter([after]), 1));
     } else if is_one_dir {

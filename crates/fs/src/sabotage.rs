@@ -85,6 +85,8 @@ pub enum Sabotage {
     CountSubdirs,
     /// LISTING-I1: a listing that meets an error behind some entries returns the error alone.
     ForgetListed,
+    /// NAMES-N1: a name that a file gets is still known to be absent.
+    KeepAbsent,
     /// PAGES-K2: a direct write leaves the pages of its range in the front end's cache.
     KeepStalePages,
     /// HOLES-H1: a hole is reported without a write-back of dirty pages that may fill it.
@@ -97,7 +99,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 41] = [
+    pub const ALL: [Sabotage; 42] = [
         Sabotage::PunchInternally,
         Sabotage::ShareUnasked,
         Sabotage::AskUnderTheMap,
@@ -135,6 +137,7 @@ impl Sabotage {
         Sabotage::TrimReadOnly,
         Sabotage::CountSubdirs,
         Sabotage::ForgetListed,
+        Sabotage::KeepAbsent,
         Sabotage::KeepStalePages,
         Sabotage::BelieveHoles,
         Sabotage::ForgetNothing,

@@ -30,7 +30,7 @@ use crate::permit::Way;
 use crate::promise::owe;
 use crate::right::{Right, SubvolumeCalls};
 use crate::subvol::{FILES, Subvol};
-use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
+use crate::{Caller, FileKind, Filesystem, FsError, NameEvent, NodeId, Result, Sabotage};
 
 /// Files whose dirty data is installed at a time before a snapshot.
 pub(crate) const FILES_AT_ONCE: usize = 16;
@@ -275,6 +275,7 @@ impl Filesystem {
     pub(crate) fn forget_subvol(&self, id: SubvolId) -> Vec<NodeId> {
         // A subvolume that was never requested has no inodes.
         let Some(subvol) = self.subvols.write().remove(&id) else { return Vec::new() };
+        self.names().drop_tenant(id, subvol.volume.owner());
         let inodes = self.inodes.of_subvol(&subvol).into_iter();
         let is_known = |inode: &InodeRef| inode.is_dir() || self.inodes.is_open(inode.node);
         let forgotten = inodes.filter_map(|inode| {
@@ -371,7 +372,7 @@ impl SubvolumeCalls<'_> {
 
         let mut state = dir.state();
         right.permit(&state)?;
-        let mut tx = add_entry(&state, &bucket, name, numbers.subvol)?;
+        let mut tx = add_entry(fs, &dir, &state, (&bucket, name), numbers.subvol)?;
         let key = copyhold_format::item::inode_key(InodeNo::ROOT);
         tx.put(numbers.table(), key, &root.encode()[..]);
         let item = state.dir_item(1, 1, now);
@@ -437,7 +438,7 @@ impl SubvolumeCalls<'_> {
         right.permit(&root.state())?;
         let mut state = dir.state();
         right.permit(&state)?;
-        let mut tx = add_entry(&state, bucket, name, numbers.subvol)?;
+        let mut tx = add_entry(fs, dir, &state, (bucket, name), numbers.subvol)?;
         let item = state.dir_item(1, 1, fs.now());
         fs.put_inode(&mut tx, dir.node.ino, &item);
         // All numbers that the source has given out lie below its mark (R9).
@@ -518,6 +519,7 @@ impl SubvolumeCalls<'_> {
             let leaving = Leaving { since: fs.now(), name: name.bytes(), heir };
             let txg = fs.volumes.delete(&subvol.volume, &leaving, credit, tx)?;
             state.logged_and_shown(item, txg, true);
+            fs.names().insert(&dir, name.bytes(), Some(NameEvent::Retained));
             owe(fs, &dir.subvol, entry_needs(&bucket, name));
         }
         let stale = fs.forget_subvol(subvol.id());
@@ -538,15 +540,16 @@ fn life_weight(bucket: &Bucket, name: Name<'_>) -> (usize, usize) {
 
 /// The edit that adds the entry of a subvolume to a directory.
 fn add_entry(
-    dir: &InodeState,
-    bucket: &Bucket,
-    name: Name<'_>,
+    fs: &Filesystem,
+    dir: &Inode,
+    state: &InodeState,
+    (bucket, name): (&Bucket, Name<'_>),
     subvol: SubvolId,
 ) -> Result<Transaction> {
-    dir.expect_addable_to()?;
+    state.expect_addable_to()?;
     let node = NodeId { subvol, ino: InodeNo::ROOT };
     let found = Found { node, kind: FileKind::Directory };
     let mut tx = Transaction::new();
-    tx.put(FILES, bucket.key(), bucket.with(name.bytes(), found)?);
+    tx.put(FILES, bucket.key(), bucket.with(fs, dir, name.bytes(), found)?);
     Ok(tx)
 }

@@ -40,6 +40,8 @@ pub enum MemoryClass {
     Dirty,
     /// Edits of tables that no base has yet.
     Edit,
+    /// Names that do not exist.
+    Name,
     /// Files that the front end has looked up and not forgotten.
     Lookup,
     /// Requests that wait.
@@ -47,12 +49,13 @@ pub enum MemoryClass {
 }
 
 impl MemoryClass {
-    pub const ALL: [MemoryClass; 7] = [
+    pub const ALL: [MemoryClass; 8] = [
         MemoryClass::Node,
         MemoryClass::Inode,
         MemoryClass::Data,
         MemoryClass::Dirty,
         MemoryClass::Edit,
+        MemoryClass::Name,
         MemoryClass::Lookup,
         MemoryClass::Request,
     ];
@@ -65,6 +68,7 @@ impl MemoryClass {
             MemoryClass::Data => "data",
             MemoryClass::Dirty => "dirty",
             MemoryClass::Edit => "edit",
+            MemoryClass::Name => "name",
             MemoryClass::Lookup => "lookup",
             MemoryClass::Request => "request",
         }

@@ -35,7 +35,7 @@ pub struct Scarce {
 #[derive(Debug)]
 pub struct Parts {
     class: MemoryClass,
-    limit: u64,
+    limit: AtomicU64,
     /// Bytes that came or went since the parts were computed.
     moved: AtomicU64,
 }
@@ -55,13 +55,35 @@ impl Scarce {
         Scarce { parts: Parts::new(class, limit), used: AtomicU64::new(0) }
     }
 
+    pub fn limit(&self) -> u64 {
+        self.parts.limit.load(Relaxed)
+    }
+
+    pub fn set_limit(&self, limit: u64) {
+        self.parts.limit.store(limit, Relaxed);
+        // The parts are those of another limit.
+        self.parts.moved.store(u64::MAX / 2, Relaxed);
+    }
+
+    /// Whether the owner uses all of the part that it had last.
+    pub fn has_part(&self, owner: &MemoryOwner) -> bool {
+        self.parts.was_used_up(owner)
+    }
+
+    /// The owner that uses most beyond its part, for its part; none: all are within their parts.
+    pub fn most_over(&self, memory: &Memory) -> Option<MemoryOwner> {
+        let limit = self.limit();
+        let over = memory.over_parts(self.parts.class, limit - limit / 8);
+        over.first().and_then(|(slot, _)| memory.owner(*slot))
+    }
+
     /// Bytes in use, of all owners.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
 
     pub fn is_half_used(&self) -> bool {
-        self.used() >= self.parts.limit / 2
+        self.used() >= self.limit() / 2
     }
 
     pub fn add(&self, owner: &MemoryOwner, bytes: u64) {
@@ -82,7 +104,7 @@ impl Scarce {
             Room::Free
         } else if self.parts.is_used_up(memory, owner) {
             Room::OverPart
-        } else if self.used() >= self.parts.limit {
+        } else if self.used() >= self.limit() {
             Room::Full
         } else {
             Room::Free
@@ -92,6 +114,7 @@ impl Scarce {
 
 impl Parts {
     pub fn new(class: MemoryClass, limit: u64) -> Parts {
+        let limit = AtomicU64::new(limit);
         Parts { class, limit, moved: AtomicU64::new(u64::MAX / 2) }
     }
 
@@ -114,16 +137,17 @@ impl Parts {
 
     /// SCARCE-P3.
     fn divide_when_due(&self, memory: &Memory) {
-        if self.moved.load(Relaxed) < self.limit / 64 || self.moved.swap(0, Relaxed) == 0 {
+        let limit = self.limit.load(Relaxed);
+        if self.moved.load(Relaxed) < limit / 64 || self.moved.swap(0, Relaxed) == 0 {
             return;
         }
         let picture = memory.picture_of(self.class);
-        let parts = parts(&picture.groups, self.limit - self.limit / 8);
+        let parts = parts(&picture.groups, limit - limit / 8);
         let lists = picture.lists.iter().zip(parts);
         let by_slot: BTreeMap<Slot, u64> =
             lists.filter_map(|(slot, part)| Some(((*slot)?, part))).collect();
         for owner in memory.owners() {
-            let part = by_slot.get(&owner.slot()).copied().unwrap_or(self.limit);
+            let part = by_slot.get(&owner.slot()).copied().unwrap_or(limit);
             owner.set_part(self.class, part);
         }
     }

@@ -27,6 +27,8 @@ const DIRTY_BLOCK: u64 = BLOCK_BYTES as u64 + 1024;
 pub const INODE_BYTES: u64 = 512;
 /// A node that the front end holds.
 pub const LOOKUP_BYTES: u64 = 64;
+/// An absent name, with its part of a hash table.
+pub const NAME_BYTES: u64 = 72;
 /// An edit while it is replayed: in the log, unpacked, and where it belongs.
 const REPLAYED: u64 = 160;
 /// The largest request of data. A write by a ring is in memory twice until it is answered.
@@ -56,6 +58,7 @@ pub struct Shares {
     pub delta: u64,
     pub inodes: u64,
     pub lookups: u64,
+    pub names: u64,
     pub nodes: u64,
 }
 
@@ -103,10 +106,11 @@ impl Shares {
             delta: delta.unwrap_or((rest / 4).min(64 * MIB)),
             inodes: (rest / 8).min(64 * MIB),
             lookups: rest / 16,
+            names: rest / 16,
             nodes: 0,
         };
-        let Shares { requests, dirty, delta, inodes, lookups, .. } = shares;
-        let left = rest - (requests + dirty + inodes + lookups);
+        let Shares { requests, dirty, delta, inodes, lookups, names, .. } = shares;
+        let left = rest - (requests + dirty + inodes + lookups + names);
         let nodes = left.checked_sub(delta).ok_or(left)?;
         Ok(Shares { nodes, ..shares })
     }
@@ -128,8 +132,8 @@ impl Shares {
 
     /// Edits that recovery may replay: it has nothing else in memory yet.
     pub fn replay_edits(&self) -> u64 {
-        let Shares { dirty, delta, inodes, lookups, nodes, .. } = self;
-        (dirty + delta + inodes + lookups + nodes) / REPLAYED
+        let Shares { dirty, delta, inodes, lookups, names, nodes, .. } = self;
+        (dirty + delta + inodes + lookups + names + nodes) / REPLAYED
     }
 
     /// Bytes of file data that may be dirty.
@@ -140,6 +144,11 @@ impl Shares {
     /// How many inodes may be in memory.
     pub fn inodes_max(&self) -> u64 {
         self.inodes / INODE_BYTES
+    }
+
+    /// How many absent names may be known.
+    pub fn names_max(&self) -> u64 {
+        self.names / NAME_BYTES
     }
 
     /// How many nodes the front end may hold.
@@ -180,8 +189,8 @@ mod tests {
     }
 
     fn total(shares: Shares) -> u64 {
-        let Shares { requests, dirty, delta, inodes, lookups, nodes, .. } = shares;
-        requests + dirty + delta + inodes + lookups + nodes
+        let Shares { requests, dirty, delta, inodes, lookups, names, nodes, .. } = shares;
+        requests + dirty + delta + inodes + lookups + names + nodes
     }
 
     #[test]

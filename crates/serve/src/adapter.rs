@@ -11,7 +11,7 @@
 //! `who`. The others send notifications to the kernel: `forget` drops names and attributes that
 //! changed without it, `pages` drops cached pages (`underway` delays that behind READs and WRITEs
 //! of them), `holes` has dirty pages written back before a hole is reported, and `shed` makes the
-//! kernel forget inodes.
+//! kernel forget inodes, and `prune` names that do not exist.
 //! Tests have a small `kernel` with pages before all of it.
 
 mod convert;
@@ -21,6 +21,7 @@ mod ioctls;
 #[cfg(test)]
 mod kernel;
 mod pages;
+mod prune;
 mod rules;
 mod shed;
 mod tenants;
@@ -33,10 +34,11 @@ mod who;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use copyhold_fs::{
-    FallocateMode, Filesystem, FsError, ListFlags, NodeId as FsNode, ReadFlags, RenameFlags, Seek,
-    SubvolumeCalls, Uses, WriteFlags, XattrSet,
+    Absent, FallocateMode, Filesystem, FsError, ListFlags, Looked, NodeId as FsNode, ReadFlags,
+    RenameFlags, Seek, SubvolumeCalls, Uses, WriteFlags, XattrSet,
 };
 use copyhold_fuse::protocol::flags::fopen;
 use copyhold_fuse::protocol::{
@@ -48,9 +50,10 @@ use copyhold_fuse::{Errno, Notifier, Operations, Payload, Reply, Share};
 use copyhold_memory::{MemoryCharge, MemoryClass};
 use copyhold_types::SubvolId;
 
-use convert::{NAMES_VALID, answer, file_mode, found, judged, known, maker, set_attr, to_open};
+use convert::{answer, file_mode, found, judged, known, maker, set_attr, to_open};
 use holes::SeekRequest;
 use pages::Pages;
+use prune::Pruner;
 use shed::Shedder;
 use tenants::Terms;
 use tokens::Tokens;
@@ -93,6 +96,7 @@ pub(crate) struct Adapter {
     /// Known once the mount is being served.
     notifier: OnceLock<Notifier>,
     shedder: Shedder,
+    pruner: Pruner,
     pages: Pages,
     tokens: Tokens,
     turns: Turns,
@@ -136,6 +140,7 @@ impl Adapter {
             tells_births,
             notifier,
             shedder,
+            pruner: Pruner::default(),
             pages,
             tokens: Tokens::default(),
             turns: Turns::default(),
@@ -152,6 +157,7 @@ impl Adapter {
 
     /// The way in which the kernel is notified of changes behind its back.
     pub(crate) fn notify_through(&self, notifier: Notifier) {
+        self.fs.names().keep_for_front_end();
         let _already = self.notifier.set(notifier);
     }
 
@@ -164,6 +170,40 @@ impl Adapter {
     fn held(&self, entry: &copyhold_fs::Entry) -> Entry {
         self.shedder.look_at(&self.fs, self.notifier.get());
         found(entry)
+    }
+
+    /// The entry of a name that was made now (PRUNE-P3).
+    fn made(&self, parent: FsNode, name: &[u8], entry: &copyhold_fs::Entry) -> Entry {
+        let mut held = self.held(entry);
+        if self.pruner.flights.has(parent, name) {
+            held.entry_valid = Duration::ZERO;
+        }
+        held
+    }
+
+    /// The answer to a look-up that has found this; see PRUNE-P3.
+    async fn found(
+        &self,
+        parent: FsNode,
+        name: &[u8],
+        entry: &copyhold_fs::Entry,
+    ) -> Reply<Lookup> {
+        if !self.pruner.flights.has(parent, name) {
+            return Ok(Lookup::Found(self.held(entry)));
+        }
+        if Box::pin(self.pruner.flights.wait(self.fs.pool().runtime(), parent, name)).await {
+            self.fs.forget(entry.node, 1);
+            return Err(Errno::ESTALE);
+        }
+        Ok(Lookup::Found(self.made(parent, name, entry)))
+    }
+
+    async fn absent(&self, parent: FsNode, absent: Absent) -> Reply<Lookup> {
+        self.pruner.look_at(&self.fs, self.notifier.get());
+        if absent.is_over {
+            Box::pin(self.pruner.delay(&self.fs, parent.subvol, &absent)).await;
+        }
+        Ok(Lookup::Absent { valid: absent.valid })
     }
 
     /// The caller of a change of content, and whether the change removes privileges of the file.
@@ -225,6 +265,14 @@ impl Adapter {
 
     async fn kernel_forgets(&self, changed: tenants::Changed) {
         if let Some(notifier) = self.notifier.get().filter(|_| changed != Default::default()) {
+            if let Some(subvol) = changed.names {
+                self.pruner.forget_all(&self.fs, notifier, subvol).await;
+            }
+            let flights = &self.pruner.flights;
+            for (parent, name) in &changed.entries {
+                // A subvolume may have this name now (PRUNE-P3).
+                flights.wait(self.fs.pool().runtime(), *parent, name).await;
+            }
             forget::changed(notifier, &self.pages, changed).await;
         }
     }
@@ -236,7 +284,7 @@ impl Adapter {
         let calls = SubvolumeCalls::new(&self.fs, right);
         let deleted = calls.remove_empty(parent, name).await.map_err(errno)?;
         // The entry it forgets itself, having been asked to remove it.
-        self.kernel_forgets(tenants::Changed { stale: deleted.stale, entries: vec![] }).await;
+        self.kernel_forgets(tenants::Changed { stale: deleted.stale, ..Default::default() }).await;
         Ok(())
     }
 }
@@ -282,12 +330,12 @@ impl Operations for Adapter {
     async fn lookup(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<Lookup> {
         let parent = known(parent)?;
         let looked_up = match name {
-            b"." => self.fs.lookup_node(parent).await,
-            _ => self.fs.lookup(parent, name).await,
+            b"." => self.fs.lookup_node(parent).await.map(Looked::Found),
+            _ => self.fs.look(parent, name).await,
         };
         match looked_up {
-            Ok(entry) => Ok(Lookup::Found(self.held(&entry))),
-            Err(FsError::NotFound) => Ok(Lookup::Absent { valid: NAMES_VALID }),
+            Ok(Looked::Found(entry)) => self.found(parent, name, &entry).await,
+            Ok(Looked::Absent(absent)) => self.absent(parent, absent).await,
             Err(error) => Err(errno(error)),
         }
     }
@@ -328,7 +376,7 @@ impl Operations for Adapter {
         let caller = maker(by, Some(&new))?;
         let (parent, _turn) = self.enter(parent, target.len()).await?;
         let made = self.fs.symlink(&caller, parent, name, target).await;
-        made.map(|entry| self.held(&entry)).map_err(errno)
+        made.map(|entry| self.made(parent, name, &entry)).map_err(errno)
     }
 
     async fn mknod(
@@ -341,7 +389,7 @@ impl Operations for Adapter {
         let caller = maker(by, Some(&new))?;
         let (parent, _turn) = self.enter(parent, 0).await?;
         let made = self.fs.mknod(&caller, parent, name, new.mode, new.rdev).await;
-        made.map(|entry| self.held(&entry)).map_err(errno)
+        made.map(|entry| self.made(parent, name, &entry)).map_err(errno)
     }
 
     async fn mkdir(
@@ -354,7 +402,7 @@ impl Operations for Adapter {
         let caller = maker(by, Some(&new))?;
         let (parent, _turn) = self.enter(parent, 0).await?;
         let made = self.fs.mkdir(&caller, parent, name, file_mode(&new)).await;
-        made.map(|entry| self.held(&entry)).map_err(errno)
+        made.map(|entry| self.made(parent, name, &entry)).map_err(errno)
     }
 
     async fn create(
@@ -373,7 +421,7 @@ impl Operations for Adapter {
         let (parent, _turn) = self.enter(parent, 0).await?;
         let made = self.fs.create(&caller, parent, name, mode, flags, exclusive).await;
         let (entry, is_new) = made.map_err(errno)?;
-        Ok((self.held(&entry), opened(&open, !is_new && flags.write)))
+        Ok((self.made(parent, name, &entry), opened(&open, !is_new && flags.write)))
     }
 
     async fn tmpfile(
@@ -397,7 +445,9 @@ impl Operations for Adapter {
 
     async fn unlink(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
         let (parent, _turn) = self.enter(parent, 0).await?;
-        self.fs.unlink(parent, name).await.map_err(errno)
+        let removed = self.fs.unlink(parent, name).await;
+        self.pruner.look_at(&self.fs, self.notifier.get());
+        removed.map_err(errno)
     }
 
     async fn rmdir(&self, by: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
@@ -438,7 +488,7 @@ impl Operations for Adapter {
         let (node, parent) = (known(node)?, known(parent)?);
         let _turn = self.turn(parent, 0).await;
         let linked = self.fs.link(node, parent, name).await;
-        linked.map(|entry| self.held(&entry)).map_err(errno)
+        linked.map(|entry| self.made(parent, name, &entry)).map_err(errno)
     }
 
     async fn open(&self, _: Caller, node: NodeId, open: Open) -> Reply<Opened> {
@@ -521,7 +571,7 @@ impl Operations for Adapter {
         read: Read,
         entries: &mut Entries,
     ) -> Reply<()> {
-        let attributes = entries.wants_attributes();
+        let (dir, attributes) = (known(node)?, entries.wants_attributes());
         let flags = ListFlags { attributes, no_atime: read.flags & O_NOATIME != 0 };
         let mut take = |entry: &copyhold_fs::DirEntry<'_>| {
             let plain = DirEntry {
@@ -532,13 +582,17 @@ impl Operations for Adapter {
             };
             match entry.attr {
                 Some(attr) => {
-                    let found = found(&copyhold_fs::Entry { node: entry.node, attr });
+                    let mut found = found(&copyhold_fs::Entry { node: entry.node, attr });
+                    // PRUNE-P3.
+                    if self.pruner.flights.has(dir, entry.name) {
+                        found.entry_valid = Duration::ZERO;
+                    }
                     entries.push_plus(&found, plain)
                 }
                 None => entries.push(plain),
             }
         };
-        let listed = self.fs.list(known(node)?, read.offset, flags, &mut take).await;
+        let listed = self.fs.list(dir, read.offset, flags, &mut take).await;
         self.shedder.look_at(&self.fs, self.notifier.get());
         listed.map_err(errno)
     }

@@ -5,7 +5,7 @@ use copyhold_fuse::protocol::Settings;
 use copyhold_memory::{AvailableMemory, Shares};
 use copyhold_pool::Limits;
 
-use crate::cgroup;
+use crate::{NamesLimit, cgroup};
 
 /// The memory that there is for this process.
 pub fn machine() -> AvailableMemory {
@@ -31,10 +31,12 @@ pub fn limit_pool(shares: &Shares, data_cache: DataCache, limits: &mut Limits) {
 }
 
 /// Limits of a filesystem that keep its shares.
-pub fn limit_files(shares: &Shares, options: &mut Options) {
+pub fn limit_files(shares: &Shares, names: NamesLimit, options: &mut Options) {
     options.dirty_bytes_max = shares.dirty_data();
     options.file_dirty_bytes_start =
         options.file_dirty_bytes_start.min(options.dirty_bytes_max / 8);
     options.inodes_max = shares.inodes_max() as usize;
     options.lookups_max = shares.lookups_max() as usize;
+    options.names_room = shares.names_max();
+    options.names_max = names.entries(machine()).min(options.names_room);
 }

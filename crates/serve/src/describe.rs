@@ -8,6 +8,8 @@ use copyhold_pool::{Failure, JoinWait, Pool, ReadFailures};
 use copyhold_types::{BLOCK_BYTES, DeviceId, PoolId, Purpose};
 use serde_json::{Map, Value, json};
 
+use crate::wire::names::NamesTotals;
+
 /// All fields, in the order in which they are shown.
 pub fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
     let label = pool.label();
@@ -94,6 +96,22 @@ pub fn memory(fs: &Filesystem, shares: &Shares) -> Value {
         "lookups": lookups,
         "groups": fs.pool().memory().owners().len(),
     })
+}
+
+/// The names that are known to be absent.
+pub fn names(fs: &Filesystem) -> Value {
+    let (_, held) = fs.inodes_and_lookups();
+    let NamesTotals { live, limit, bound_by, events, dentry_state } =
+        NamesTotals::new(fs.names(), held as u64);
+    let shown = ["hits", "pruned", "forced", "delayed"];
+    let mut fields = Map::from_iter([
+        ("live".to_owned(), live.into()),
+        ("limit".to_owned(), limit.into()),
+        ("bound_by".to_owned(), bound_by.into()),
+    ]);
+    fields.extend(events.into_iter().filter(|(name, _)| shown.contains(&name.as_str())));
+    fields.insert("dentry_state".into(), dentry_state.into());
+    Value::Object(fields)
 }
 
 /// How long operations have waited before they joined a transaction group.

@@ -20,7 +20,7 @@ use rustix::mount::MountFlags;
 use serde_json::Value;
 
 use crate::adapter::{self, Adapter, Rules};
-use crate::{Namespaces, ServeError, budget, describe, tenants};
+use crate::{NamesLimit, Namespaces, ServeError, budget, describe, tenants};
 
 /// The kernel's read-ahead on a mount.
 const READ_AHEAD_KIB: u32 = 1024;
@@ -40,6 +40,8 @@ pub struct Options {
     pub data_cache: DataCache,
     /// How promises to memory groups count.
     pub reclaim: Arm,
+    /// How many absent names may be known.
+    pub names: NamesLimit,
     /// Threads that read the kernel's requests.
     pub readers: Option<usize>,
     /// How requests come from the kernel.
@@ -99,7 +101,7 @@ pub fn open(
     limits.txg_interval = commit.unwrap_or(limits.txg_interval);
     let data_cache = options.data_cache;
     let mut settings = copyhold_fs::Options { read_only, data_cache, ..Default::default() };
-    budget::limit_files(&shares, &mut settings);
+    budget::limit_files(&shares, options.names, &mut settings);
     settings.writeback_interval = limits.txg_interval;
     if options.no_atime {
         settings.atime = Atime::Never;
@@ -262,6 +264,7 @@ fn describer(
         info.insert("options".into(), options.clone());
         if let Some(fs) = weak.upgrade() {
             info.insert("memory".into(), describe::memory(&fs, &shares));
+            info.insert("names".into(), describe::names(&fs));
         }
         Value::Object(info).to_string()
     })

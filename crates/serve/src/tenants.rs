@@ -6,6 +6,7 @@
 mod answers;
 mod filesystem;
 mod memory;
+mod names;
 mod owned;
 mod paths;
 mod scans;
@@ -18,7 +19,9 @@ use copyhold_format::item::GroupId;
 use copyhold_fs::{Caller, Deleted, NodeId, Right, RolledBack};
 use copyhold_types::SubvolId;
 
+use crate::NamesLimit;
 use crate::wire::memory::{Brief, MemoryChange, MemoryRow};
+use crate::wire::names::{NamesRow, NamesTotals};
 use crate::wire::scan::Scan;
 use crate::wire::{GroupChange, GroupRow, QuotaStatus, Refusal, Room, Subvolume};
 
@@ -229,6 +232,29 @@ pub(crate) trait Tenants: Send + Sync {
         _: &MemoryChange,
     ) -> impl Future<Output = Answer<()>> + Send {
         not_built("memory groups")
+    }
+
+    /// The absent names of subvolumes behind this one.
+    fn names(
+        &self,
+        _after: u64,
+        _most: usize,
+    ) -> impl Future<Output = Answer<Vec<NamesRow>>> + Send {
+        not_built("absent names")
+    }
+
+    fn names_totals(&self) -> Answer<NamesTotals> {
+        Err(Refusal::new("EOPNOTSUPP", "absent names are not known here"))
+    }
+
+    /// Changes their limit.
+    fn set_names(&self, _: NamesLimit) -> Answer<NamesTotals> {
+        self.names_totals()
+    }
+
+    /// How many a subvolume has.
+    fn names_of(&self, _: SubvolId) -> Answer<u64> {
+        self.names_totals().map(|totals| totals.live)
     }
 
     /// Evicts caches of such a group; how many bytes that were.

@@ -8,6 +8,7 @@
 //! JSON, where bytes that are no UTF-8 cannot be.
 
 pub mod memory;
+pub mod names;
 pub mod scan;
 mod token;
 
@@ -17,6 +18,7 @@ use std::str::FromStr;
 use copyhold_format::item::{BadGroupId, GroupId};
 use serde::{Deserialize, Serialize};
 
+use crate::NamesLimit;
 use memory::{Brief, MemoryChange};
 use scan::Scan;
 
@@ -121,6 +123,18 @@ pub enum Question {
         shared: bool,
         bytes: u64,
     },
+    /// [`names::NamesRow`]s of subvolumes behind this one in a [`Page`].
+    Names {
+        after: u64,
+    },
+    /// [`names::NamesTotals`]
+    NamesTotals,
+    /// Changes the limit of absent names until the unmount; the [`names::NamesTotals`] then.
+    SetNames {
+        limit: NamesLimit,
+    },
+    /// Forgets the absent names of the subvolume whose root this directory is; how many there were.
+    DropNames,
 }
 
 impl Question {
@@ -149,7 +163,11 @@ impl Question {
             | Question::Groups { .. }
             | Question::Memory { .. }
             | Question::MemoryGroup { .. }
-            | Question::ReclaimMemory { .. } => false,
+            | Question::ReclaimMemory { .. }
+            | Question::Names { .. }
+            | Question::NamesTotals
+            | Question::SetNames { .. }
+            | Question::DropNames => false,
         }
     }
 }

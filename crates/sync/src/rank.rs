@@ -53,6 +53,10 @@ ranks! {
     AccessTimes,
     /// The subvolumes that were requested.
     Subvols,
+    /// A shard of the names that do not exist.
+    Names,
+    /// The tenants with such names.
+    NameTenants,
 
     // Subvolumes, epochs and quotas.
 
@@ -226,6 +230,8 @@ ranks! {
     Interrupts,
     /// Ranges of files whose pages the kernel is to drop.
     PageDrops,
+    /// Names that the kernel is forgetting.
+    NameFlights,
     /// Tokens of open directories.
     Tokens,
     /// Tenants with requests that have turns or wait for them.

@@ -60,7 +60,7 @@ impl Filesystem {
             let dir_item = dir_state.dir_item(1, 0, now);
             let mut tx = Transaction::new();
             let found = Found { node, kind: inode.kind };
-            tx.put(FILES, bucket.key(), bucket.with(name.bytes(), found)?);
+            tx.put(FILES, bucket.key(), bucket.with(self, &dir, name.bytes(), found)?);
             self.put_inode(&mut tx, dir.node.ino, &dir_item);
             self.put_inode(&mut tx, node.ino, &item);
             if nameless {

@@ -2,11 +2,19 @@
 
 use crate::dir::Name;
 use crate::inode::{Inode, InodeRef};
-use crate::{Entry, Filesystem, FsError, NodeId, Result};
+use crate::{Entry, Filesystem, FsError, Looked, NodeId, Result};
 
 impl Filesystem {
     /// `name` may be "." and ".." too.
     pub async fn lookup(&self, parent: NodeId, name: &[u8]) -> Result<Entry> {
+        match self.look(parent, name).await? {
+            Looked::Found(entry) => Ok(entry),
+            Looked::Absent(_) => Err(FsError::NotFound),
+        }
+    }
+
+    /// As [`Self::lookup`], for a front end that keeps the names that do not exist.
+    pub async fn look(&self, parent: NodeId, name: &[u8]) -> Result<Looked> {
         let dir = self.inode(parent).await?;
         dir.expect_dir()?;
         let name = Name::parse(name)?;
@@ -14,11 +22,19 @@ impl Filesystem {
             b"." => dir,
             b".." => self.inode(self.parent(&dir)).await?,
             bytes => {
+                if let Some(absent) = self.names().ask(&dir, bytes) {
+                    dir.subvol.present()?;
+                    return Ok(Looked::Absent(absent));
+                }
                 let _entries = dir.lock.read().await;
-                self.child(&dir, bytes).await?
+                let bucket = self.bucket(&dir, bytes).await?;
+                match bucket.find(self, &dir, bytes) {
+                    Some(found) => self.inode_of_entry(&dir, found.node).await?,
+                    None => return Ok(Looked::Absent(self.names().insert(&dir, bytes, None))),
+                }
             }
         };
-        Ok(self.entry(&inode))
+        Ok(Looked::Found(self.entry(&inode)))
     }
 
     /// Finds a file by its node id, as a look-up of "." (file handles over NFS). [`FsError::Stale`]
@@ -29,14 +45,6 @@ impl Filesystem {
             return Err(FsError::Stale);
         }
         Ok(self.entry(&inode))
-    }
-
-    /// The file behind a name. The caller holds the directory's entry lock, so it cannot go
-    /// meanwhile.
-    pub(crate) async fn child(&self, dir: &Inode, name: &[u8]) -> Result<InodeRef> {
-        let bucket = self.bucket(dir, name).await?;
-        let found = bucket.find(self, dir, name).ok_or(FsError::NotFound)?;
-        self.inode_of_entry(dir, found.node).await
     }
 
     /// An inode that an entry names: if there is none, the directory is damaged, unless it is

@@ -238,7 +238,8 @@ impl Filesystem {
             }
             let node = dir.subvol.node(ino);
             let mut tx = Transaction::new();
-            tx.put(FILES, bucket.key(), bucket.with(name.bytes(), Found { node, kind: new.kind })?);
+            let found = Found { node, kind: new.kind };
+            tx.put(FILES, bucket.key(), bucket.with(self, &dir, name.bytes(), found)?);
             acls.put(&mut tx, &mut item);
             self.put_inode(&mut tx, ino, &item);
             if new.kind == FileKind::Symlink {

@@ -23,7 +23,7 @@ use crate::filesystem::FIRST_PLACEHOLDER;
 use crate::inode::{Inode, InodeState};
 use crate::item_bytes::KEY_BYTES;
 use crate::permit::Way;
-use crate::{FileFlags, FileKind, Filesystem, FsError, NodeId, Result};
+use crate::{FileFlags, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
 
 pub use list::{DirEntry, ListFlags};
 pub(crate) use make::put_bucket;
@@ -124,7 +124,17 @@ impl Bucket {
         self.parsed().find(name).map(|entry| dir.found(fs, entry.ino, entry.kind))
     }
 
-    pub(crate) fn with(&self, name: &[u8], what: Found) -> Result<Vec<u8>> {
+    /// The value with `name`, which is known to be absent no longer: it can be applied (NAMES-N1).
+    pub(crate) fn with(
+        &self,
+        fs: &Filesystem,
+        dir: &Inode,
+        name: &[u8],
+        what: Found,
+    ) -> Result<Vec<u8>> {
+        if !fs.breaks(Sabotage::KeepAbsent) {
+            fs.names().remove(dir, name);
+        }
         let full = FsError::Crowded { what: "name with this hash" };
         let (kind, ino) = what.dirent();
         self.parsed().with(kind, ino, name).ok_or(full)

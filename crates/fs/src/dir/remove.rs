@@ -12,7 +12,7 @@ use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
 use crate::subvol::FILES;
 use crate::throttle::before_change;
-use crate::{Filesystem, FsError, NodeId, Result};
+use crate::{Filesystem, FsError, NameEvent, NodeId, Result};
 
 impl Filesystem {
     pub async fn unlink(self: &Arc<Self>, parent: NodeId, name: &[u8]) -> Result<()> {
@@ -81,6 +81,7 @@ impl Filesystem {
             let txg = self.apply(&dir.subvol, credit, tx)?;
             dir_state.logged_and_shown(dir_item, txg, true);
             state.logged_and_shown(item, txg, is_dir);
+            self.names().insert(&dir, name.bytes(), Some(NameEvent::Retained));
             (txg, dir_state.is_sync_dir())
         };
         drop(entries);

@@ -29,7 +29,7 @@ use crate::subvol::FILES;
 use crate::tenants::place_in;
 use crate::throttle::before_change;
 use crate::xattr_edit::XattrEdit;
-use crate::{Caller, FileKind, Filesystem, FsError, NodeId, Result, Sabotage};
+use crate::{Caller, FileKind, Filesystem, FsError, NameEvent, NodeId, Result, Sabotage};
 
 /// Levels above a directory that another is moved to: the walk to the root is under the lock of
 /// renames, and visits so many inodes at most. A path of 4096 bytes has no more levels.
@@ -189,7 +189,13 @@ impl Filesystem {
                 return Ok(Some(file.clone()));
             }
         }
+        if ends.target.is_none() && self.names().refuses(new_dir, new_name.bytes()) {
+            return Err(FsError::Stale);
+        }
         self.apply_rename(caller, &ends, rooms).await?;
+        if !flags.exchange && !flags.whiteout {
+            self.names().insert(dir, name.bytes(), Some(NameEvent::Retained));
+        }
         Ok(None)
     }
 
@@ -371,7 +377,7 @@ impl Filesystem {
         let to = if one_bucket { &from } else { &ends.to.bucket };
         let to = to.changed(Some(match ends.target {
             Some(_) => to.replaced(new_name, source),
-            None => to.with(new_name, source)?,
+            None => to.with(self, ends.to.dir, new_name, source)?,
         }));
         if !one_bucket {
             from.put(tx, FILES);

@@ -9,7 +9,7 @@ use copyhold_fuse::protocol::{
 };
 
 /// Names change only through the kernel, which knows what it changes.
-pub(super) const NAMES_VALID: Duration = Duration::from_secs(24 * 3600);
+const NAMES_VALID: Duration = Duration::from_secs(24 * 3600);
 /// So do attributes, but for one: the space that a file takes is known once its data is written.
 const ATTRIBUTES_VALID: Duration = Duration::from_secs(60);
 

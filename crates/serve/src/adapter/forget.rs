@@ -21,7 +21,7 @@ const FILES: usize = 256;
 /// and the attributes of their directories; then its pages of content that is gone: a later access
 /// to a file of those that is still open returns ESTALE.
 pub(super) async fn changed(notifier: &Notifier, pages: &Pages, changed: Changed) {
-    let Changed { entries, stale } = changed;
+    let Changed { entries, stale, names: _ } = changed;
     if !entries.is_empty() {
         forget_entries(notifier.clone(), entries).await;
     }

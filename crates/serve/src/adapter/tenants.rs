@@ -80,6 +80,8 @@ pub(super) struct Changed {
     pub(super) entries: Vec<(NodeId, Vec<u8>)>,
     /// Nodes that are gone, of whose content the kernel may know.
     pub(super) stale: Vec<NodeId>,
+    /// The subvolume of which no absent name is to be known.
+    pub(super) names: Option<SubvolId>,
 }
 
 /// The rules by which a mount answers.
@@ -277,6 +279,21 @@ impl<T: Tenants> Desk<'_, T> {
             Question::ReclaimMemory { shared, bytes } => {
                 self.privileged()?;
                 json!(tenants.reclaim_memory(self.memory_group(shared)?, bytes).await?)
+            }
+            Question::Names { .. } | Question::NamesTotals if !self.sees_all() => {
+                return Err(Refusal::new("EPERM", LISTS_OPTION));
+            }
+            Question::Names { after } => self.page(tenants.names(after, ROWS).await?)?,
+            Question::NamesTotals => json!(tenants.names_totals()?),
+            Question::SetNames { limit } => {
+                self.privileged()?;
+                json!(tenants.set_names(limit)?)
+            }
+            Question::DropNames => {
+                self.privileged()?;
+                let subvol = root(self.node)?;
+                changed.names = Some(subvol);
+                json!(tenants.names_of(subvol)?)
             }
         })
     }

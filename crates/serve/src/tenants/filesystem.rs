@@ -12,8 +12,10 @@ use copyhold_volume::{MemoryGroup, Subvol, Volumes, tenant_of};
 
 use super::answers::{group_row, refused, row};
 use super::paths::Paths;
-use super::{Answer, NewEntry, Part, Tenants, memory, owned, scans};
+use super::{Answer, NewEntry, Part, Tenants, memory, names, owned, scans};
+use crate::NamesLimit;
 use crate::wire::memory::{Brief, MemoryChange, MemoryRow};
+use crate::wire::names::{NamesRow, NamesTotals};
 use crate::wire::scan::Scan;
 use crate::wire::{GroupChange, GroupRow, Limited, QuotaStatus, Refusal, Room, Subvolume};
 
@@ -238,6 +240,22 @@ impl Tenants for Arc<Filesystem> {
 
     async fn set_memory(&self, of: Option<SubvolId>, change: &MemoryChange) -> Answer<()> {
         memory::set(self, of, change).await
+    }
+
+    async fn names(&self, after: u64, most: usize) -> Answer<Vec<NamesRow>> {
+        names::rows(self, after, most).await
+    }
+
+    fn names_totals(&self) -> Answer<NamesTotals> {
+        Ok(names::totals(self))
+    }
+
+    fn set_names(&self, limit: NamesLimit) -> Answer<NamesTotals> {
+        Ok(names::set(self, limit))
+    }
+
+    fn names_of(&self, subvol: SubvolId) -> Answer<u64> {
+        Ok(names::live(self, subvol))
     }
 
     async fn reclaim_memory(&self, of: Option<SubvolId>, bytes: u64) -> Answer<u64> {

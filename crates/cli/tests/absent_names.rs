@@ -1,0 +1,119 @@
+//! Names that do not exist on a mounted pool: their bound, and a mount on a name that is made
+//! while the kernel forgets it.
+
+#![allow(clippy::disallowed_methods, reason = "it looks at processes from outside")]
+
+mod site;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use serde_json::{Value, json};
+use site::*;
+
+fn names(site: &Site) -> Value {
+    site.done(&["names", "show", &site.at("")])
+}
+
+fn count(of: &Value, name: &str) -> u64 {
+    of["events"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {of}"))
+}
+
+/// NAMES-N2.
+fn live(of: &Value) -> u64 {
+    let ended = ["pruned", "forced", "turned_positive", "dropped"].map(|name| count(of, name));
+    count(of, "created") - ended.iter().sum::<u64>()
+}
+
+#[test]
+fn a_rogue_that_looks_up_random_names_is_bounded_and_its_names_add_up() {
+    const LIMIT: u64 = 2000;
+    let Some(site) = Site::mounted(&["-o", "names=2000"]) else { return };
+    site.subvolume("a");
+    site.subvolume("b");
+    for number in 0..100 {
+        assert!(fs::metadata(site.path(&format!("b/{number}"))).is_err());
+    }
+    for number in 0..5 * LIMIT {
+        assert!(fs::metadata(site.path(&format!("a/no-such-name-{number:012}"))).is_err());
+    }
+    let shown = names(&site);
+    assert!(shown["live"].as_u64().unwrap() <= LIMIT + LIMIT / 20, "{shown}");
+    let tenants = shown["tenants"].as_array().unwrap();
+    let of = |path: &str| tenants.iter().find(|row| row["path"] == path).unwrap();
+    for row in tenants {
+        assert_eq!(json!(live(row)), row["live"], "NAMES-N2: {row}");
+    }
+    assert!(count(of("a"), "pruned") + count(of("a"), "forced") >= 4 * LIMIT, "{shown}");
+    assert_eq!(of("b")["live"], 100, "NAMES-N4: {shown}");
+    assert_eq!(count(of("b"), "delayed"), 0, "{shown}");
+
+    // Names that were removed are names that do not exist.
+    fs::write(site.path("b/file"), "").unwrap();
+    fs::remove_file(site.path("b/file")).unwrap();
+    assert_eq!(site.done(&["names", "drop", &site.at("b")]), json!({ "dropped": 101 }));
+    let shown = names(&site);
+    let rows = shown["tenants"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["path"] == "b").unwrap();
+    assert_eq!((&row["live"], count(row, "retained")), (&json!(0), 1), "{row}");
+
+    let info = site.done(&["info", &site.at("")]);
+    assert_eq!(
+        (&info["names"]["limit"], &info["names"]["bound_by"]),
+        (&json!(LIMIT), &json!("setting"))
+    );
+    let fields = info["names"]["dentry_state"].as_str().unwrap().split(' ').count();
+    assert_eq!(fields, 6, "{info}");
+    let set = |limit: &str| site.done(&["names", "set", &site.at(""), limit]);
+    assert_eq!(set("limit=off")["bound_by"], "off");
+    // Those that the kernel is forgetting at this moment end by themselves.
+    while names(&site)["live"] != 0 {}
+    assert!(fs::metadata(site.path("a/x")).is_err());
+    assert_eq!(set("limit=5000")["limit"], 5000);
+    site.refused(&["names", "drop", &site.at("a/none")], "ENOENT", "none");
+    site.checked();
+}
+
+/// PRUNE-P3: the thread of the notification may come behind the creation.
+#[test]
+fn a_mount_on_a_name_that_the_kernel_is_forgetting_stays() {
+    const LIMIT: u64 = 300;
+    const MOUNTS: u64 = 100;
+    let Some(site) = Site::mounted(&["-o", "names=300"]) else { return };
+    let (next, ends) = (AtomicU64::new(0), AtomicBool::new(false));
+    let path = |number: u64| site.path(&format!("name-{number}"));
+    std::thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| {
+                while !ends.load(Ordering::Relaxed) {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    assert!(fs::metadata(path(number)).is_err());
+                }
+            });
+        }
+        let outer = fs::metadata(site.mnt()).unwrap().dev();
+        for number in 0..MOUNTS {
+            // About as old as those that are being forgotten.
+            let age = LIMIT * 7 / 8 + number % (LIMIT / 4);
+            let at = path(loop {
+                if let Some(old) = next.load(Ordering::Relaxed).checked_sub(age) {
+                    break old;
+                }
+            });
+            fs::create_dir(&at).unwrap();
+            mount("none", &at, "tmpfs", MountFlags::empty(), None).unwrap();
+            for _ in 0..20 {
+                std::thread::yield_now();
+                assert_ne!(fs::metadata(&at).unwrap().dev(), outer, "the mount is lost");
+            }
+            unmount(&at, UnmountFlags::DETACH).unwrap();
+            fs::remove_dir(&at).unwrap();
+        }
+        ends.store(true, Ordering::Relaxed);
+    });
+    let shown = names(&site);
+    assert!(count(&shown, "pruned") + count(&shown, "forced") > 0, "{shown}");
+    site.checked();
+}

@@ -1,0 +1,493 @@
+//! One shard of the names: a hash table, and two lists for each tenant.
+//!
+//! A new name goes to the end of its tenant's *cold* list. The pruner takes cold names from the
+//! front. One that was asked for since goes to the *hot* list instead; a hot one that was not
+//! goes back to the end of the cold list. So a name is removed only after a turn without a
+//! request.
+//!
+//! All of a shard is under one lock. The charges of a tenant are published when they have changed
+//! by [`BATCH`] bytes, by less if the limit is small, or are zero.
+
+use std::sync::Arc;
+
+use copyhold_memory::{MemoryOwner, Scarce, Slot};
+use copyhold_types::SubvolId;
+
+use super::counts::{CountCells, NameCounts, NameEvent};
+use super::entry::{DOOMED, Entry, HOT, LONG, NONE, REF, REFUSED, Slab, cost};
+
+/// Bytes that a shard may owe the counter of a tenant: 16 entries.
+const BATCH: u64 = 16 * super::entry::ENTRY_BYTES;
+/// Tenants without entries that a shard keeps lists for.
+const IDLE_MAX: usize = 64;
+
+/// The names of a shard.
+#[derive(Default)]
+pub(super) struct Shard {
+    /// The first entry of each bucket; a power of two.
+    heads: Vec<u32>,
+    slab: Slab,
+    /// By the slot of the tenant's memory owner.
+    tenants: Vec<Option<Box<Tenant>>>,
+    idle: usize,
+}
+
+/// The names of one tenant in a shard.
+pub(super) struct Tenant {
+    pub(super) subvol: SubvolId,
+    pub(super) owner: MemoryOwner,
+    pub(super) cells: Arc<CountCells>,
+    counts: NameCounts,
+    cold: List,
+    hot: List,
+    entries: usize,
+    bytes: u64,
+    charged: u64,
+}
+
+/// Entries in the order of their turn.
+struct List {
+    first: u32,
+    last: u32,
+    len: usize,
+}
+
+/// A name that the front end is to forget, or to ask for again.
+#[derive(Debug)]
+pub(super) struct Picked {
+    pub(super) dir: u64,
+    pub(super) name: Box<[u8]>,
+    /// It stays an entry: the front end has believed it for long, so no request was seen.
+    pub(super) expires: bool,
+    pub(super) at: u32,
+    pub(super) stamp: u16,
+}
+
+/// The key of a name in its shard.
+#[derive(Clone, Copy)]
+pub(super) struct Key<'a> {
+    pub(super) dir: u64,
+    pub(super) hash: u32,
+    pub(super) name: &'a [u8],
+}
+
+impl List {
+    const EMPTY: List = List { first: NONE, last: NONE, len: 0 };
+
+    fn push(&mut self, slab: &mut Slab, at: u32) {
+        let before = std::mem::replace(&mut self.last, at);
+        let entry = slab.get_mut(at);
+        (entry.prev, entry.next) = (before, NONE);
+        match before {
+            NONE => self.first = at,
+            before => slab.get_mut(before).next = at,
+        }
+        self.len += 1;
+    }
+
+    fn take_out(&mut self, slab: &mut Slab, at: u32) {
+        let (prev, next) = (slab.get(at).prev, slab.get(at).next);
+        match prev {
+            NONE => self.first = next,
+            prev => slab.get_mut(prev).next = next,
+        }
+        match next {
+            NONE => self.last = prev,
+            next => slab.get_mut(next).prev = prev,
+        }
+        self.len -= 1;
+    }
+}
+
+impl Tenant {
+    fn new(subvol: SubvolId, owner: &MemoryOwner, cells: Arc<CountCells>) -> Tenant {
+        let (cold, hot) = (List::EMPTY, List::EMPTY);
+        let (counts, entries, bytes, charged) = (NameCounts::default(), 0, 0, 0);
+        let owner = owner.clone();
+        Tenant { subvol, owner, cells, counts, cold, hot, entries, bytes, charged }
+    }
+
+    /// All entries, and hot ones.
+    pub(super) fn entries(&self) -> [usize; 2] {
+        [self.entries, self.hot.len]
+    }
+
+    fn list(&mut self, entry: &Entry) -> &mut List {
+        if entry.has(HOT) { &mut self.hot } else { &mut self.cold }
+    }
+
+    /// Publishes counters and charges, if there is enough to publish.
+    fn settle(&mut self, scarce: &Scarce) {
+        let batch = BATCH.min(scarce.limit() / 512);
+        if self.bytes.abs_diff(self.charged) < batch && self.bytes != 0 {
+            return;
+        }
+        if self.bytes > self.charged {
+            scarce.add(&self.owner, self.bytes - self.charged);
+        } else if self.bytes < self.charged {
+            scarce.forget(&self.owner, self.charged - self.bytes);
+        }
+        self.charged = self.bytes;
+        self.cells.publish(&mut self.counts);
+    }
+}
+
+impl Shard {
+    pub(super) fn len(&self) -> usize {
+        self.slab.count()
+    }
+
+    fn find(&self, key: Key<'_>) -> Option<u32> {
+        let bucket = self.bucket(key.hash)?;
+        let mut at = self.heads[bucket];
+        while at != NONE {
+            let entry = self.slab.get(at);
+            if entry.is(key.dir, key.hash, key.name) {
+                return Some(at);
+            }
+            at = entry.chain;
+        }
+        None
+    }
+
+    fn bucket(&self, hash: u32) -> Option<usize> {
+        let mask = self.heads.len().checked_sub(1)?;
+        Some(hash as usize & mask)
+    }
+
+    fn of(&mut self, slot: Slot) -> &mut Tenant {
+        self.tenants[slot.0 as usize].as_mut().expect("a tenant with entries has lists")
+    }
+
+    /// Whether the name is an entry: then it was asked for, and `level` requests are known.
+    /// `long` says whether the front end will believe the answer for long.
+    pub(super) fn ask(&mut self, key: Key<'_>, long: impl Fn(u8) -> bool) -> Option<u8> {
+        let at = self.find(key)?;
+        let entry = self.slab.get_mut(at);
+        entry.level = entry.level.saturating_add(1);
+        let (level, slot) = (entry.level, entry.slot);
+        entry.flags = (entry.flags & !LONG) | REF | if long(level) { LONG } else { 0 };
+        self.of(slot).counts.add(NameEvent::Hit);
+        Some(level)
+    }
+
+    /// A tenant's lists, made when they are needed first.
+    pub(super) fn tenant(
+        &mut self,
+        subvol: SubvolId,
+        owner: &MemoryOwner,
+        cells: impl FnOnce() -> Arc<CountCells>,
+    ) -> &mut Tenant {
+        let at = owner.slot().0 as usize;
+        if self.tenants.len() <= at {
+            self.tenants.resize_with(at + 1, || None);
+        }
+        let idle = &mut self.idle;
+        self.tenants[at].get_or_insert_with(|| {
+            *idle += 1;
+            Box::new(Tenant::new(subvol, owner, cells()))
+        })
+    }
+
+    /// Adds a name that is no entry, of a tenant with lists.
+    pub(super) fn add(&mut self, key: Key<'_>, slot: Slot, flags: u8, event: Option<NameEvent>) {
+        if self.slab.count() >= self.heads.len() {
+            self.grow();
+        }
+        let bucket = self.bucket(key.hash).expect("grown");
+        let at = self.slab.add(key.dir, key.hash, self.heads[bucket], slot, key.name);
+        self.heads[bucket] = at;
+        self.slab.get_mut(at).flags = flags;
+        let tenant = self.tenants[slot.0 as usize].as_mut().expect("it has lists");
+        tenant.cold.push(&mut self.slab, at);
+        self.idle -= usize::from(tenant.entries == 0);
+        tenant.entries += 1;
+        tenant.bytes += cost(key.name.len());
+        tenant.counts.add(NameEvent::Created);
+        event.into_iter().for_each(|event| tenant.counts.add(event));
+    }
+
+    fn grow(&mut self) {
+        let buckets = (2 * self.heads.len()).max(64);
+        let old = std::mem::replace(&mut self.heads, vec![NONE; buckets]);
+        for mut at in old {
+            while at != NONE {
+                let entry = self.slab.get_mut(at);
+                let bucket = entry.hash as usize & (buckets - 1);
+                let next = std::mem::replace(&mut entry.chain, self.heads[bucket]);
+                self.heads[bucket] = at;
+                at = next;
+            }
+        }
+    }
+
+    /// Publishes the charges of a tenant, if there is enough to publish.
+    pub(super) fn settle(&mut self, slot: Slot, scarce: &Scarce) {
+        self.of(slot).settle(scarce);
+        if self.idle > IDLE_MAX {
+            self.idle = 0;
+            self.tenants.retain_some(|tenant| tenant.entries > 0);
+        }
+        if self.slab.count() == 0 && self.heads.len() > 64 {
+            self.slab.clear();
+            self.heads = Vec::new();
+        }
+    }
+
+    /// Removes the name, if it is an entry.
+    pub(super) fn remove(&mut self, key: Key<'_>, scarce: &Scarce) {
+        if let Some(at) = self.find(key) {
+            self.end(at, NameEvent::Positive, scarce);
+        }
+    }
+
+    /// Removes an entry for this reason.
+    fn end(&mut self, at: u32, event: NameEvent, scarce: &Scarce) {
+        let (hash, slot) = (self.slab.get(at).hash, self.slab.get(at).slot);
+        self.leave_list(at);
+        self.leave_bucket(at, hash);
+        let bytes = self.slab.remove(at);
+        let tenant = self.of(slot);
+        tenant.entries -= 1;
+        tenant.bytes -= bytes;
+        tenant.counts.add(event);
+        self.idle += usize::from(self.of(slot).entries == 0);
+        self.settle(slot, scarce);
+    }
+
+    fn leave_bucket(&mut self, at: u32, hash: u32) {
+        let chain = self.slab.get(at).chain;
+        let bucket = self.bucket(hash).expect("it has entries");
+        if self.heads[bucket] == at {
+            self.heads[bucket] = chain;
+            return;
+        }
+        let mut before = self.heads[bucket];
+        while self.slab.get(before).chain != at {
+            before = self.slab.get(before).chain;
+        }
+        self.slab.get_mut(before).chain = chain;
+    }
+
+    /// Doomed entries are in none.
+    fn leave_list(&mut self, at: u32) {
+        let entry = self.slab.get(at);
+        if entry.has(DOOMED) {
+            return;
+        }
+        let tenant = self.tenants[entry.slot.0 as usize].as_mut().expect("it has lists");
+        tenant.list(self.slab.get(at)).take_out(&mut self.slab, at);
+    }
+
+    fn join_list(&mut self, at: u32, set: u8, clear: u8) {
+        let entry = self.slab.get_mut(at);
+        entry.flags = (entry.flags & !clear) | set;
+        let tenant = self.tenants[entry.slot.0 as usize].as_mut().expect("it has lists");
+        tenant.list(self.slab.get(at)).push(&mut self.slab, at);
+    }
+
+    /// The next entry of a tenant to remove, after `looks` looks at most: cold, and not asked for
+    /// since the last turn.
+    fn next_cold(&mut self, slot: Slot, looks: &mut usize) -> Option<u32> {
+        while *looks > 0 {
+            *looks -= 1;
+            let tenant = self.tenants.get(slot.0 as usize)?.as_ref()?;
+            let hot_first = tenant.cold.len == 0 || tenant.hot.len > 3 * tenant.cold.len;
+            let at = if hot_first { tenant.hot.first } else { tenant.cold.first };
+            if at == NONE {
+                return None;
+            }
+            let is_asked = self.slab.get(at).has(REF);
+            if !hot_first && !is_asked {
+                return Some(at);
+            }
+            self.leave_list(at);
+            match is_asked {
+                true => {
+                    self.join_list(at, HOT, REF);
+                    self.of(slot).counts.add(NameEvent::Recycled);
+                }
+                false => self.join_list(at, 0, HOT),
+            }
+        }
+        None
+    }
+
+    /// Removes the coldest entry of a tenant; whether there was one.
+    pub(super) fn evict(&mut self, slot: Slot, scarce: &Scarce) -> bool {
+        // All may be hot: the second look at one finds it cold.
+        let mut looks = 16;
+        let Some(at) = self.next_cold(slot, &mut looks).or_else(|| self.first(slot)) else {
+            return false;
+        };
+        self.end(at, NameEvent::Pruned, scarce);
+        true
+    }
+
+    fn first(&self, slot: Slot) -> Option<u32> {
+        let tenant = self.tenants.get(slot.0 as usize)?.as_ref()?;
+        [tenant.cold.first, tenant.hot.first].into_iter().find(|at| *at != NONE)
+    }
+
+    /// Dooms up to `most` entries of a tenant that are cold. Those that the front end believes
+    /// for long expire there first.
+    pub(super) fn pick(&mut self, slot: Slot, most: usize, into: &mut Vec<Picked>) {
+        let mut looks = 4 * most;
+        for _ in 0..most {
+            let Some(at) = self.next_cold(slot, &mut looks) else { return };
+            self.leave_list(at);
+            let expires = self.slab.get(at).has(LONG);
+            match expires {
+                true => self.join_list(at, 0, LONG),
+                false => self.slab.get_mut(at).flags |= DOOMED,
+            }
+            into.push(self.picked(at, expires));
+        }
+    }
+
+    /// Dooms up to `most` entries of a tenant, whether they were asked for or not.
+    pub(super) fn pick_any(&mut self, slot: Slot, most: usize, into: &mut Vec<Picked>) {
+        for _ in 0..most {
+            let Some(at) = self.first(slot) else { return };
+            self.leave_list(at);
+            let entry = self.slab.get_mut(at);
+            entry.flags = (entry.flags & !REF) | DOOMED;
+            into.push(self.picked(at, false));
+        }
+    }
+
+    fn picked(&self, at: u32, expires: bool) -> Picked {
+        let entry = self.slab.get(at);
+        let (dir, stamp, name) = (entry.dir, entry.stamp, entry.name().into());
+        Picked { dir, name, expires, at, stamp }
+    }
+
+    /// Whether a doomed entry is still to be removed. One that was asked for since is not.
+    pub(super) fn confirm(&mut self, picked: &Picked) -> bool {
+        if !self.is_doomed(picked) {
+            return false;
+        }
+        let is_asked = self.slab.get(picked.at).has(REF);
+        if is_asked {
+            self.spare(picked.at);
+        }
+        !is_asked
+    }
+
+    /// The front end has forgotten a doomed entry. If the name was asked for meanwhile, the front
+    /// end may know it again: the entry stays.
+    pub(super) fn finish(&mut self, picked: &Picked, event: NameEvent, scarce: &Scarce) {
+        if !self.is_doomed(picked) {
+            return;
+        }
+        match self.slab.get(picked.at).has(REF) {
+            true => self.spare(picked.at),
+            false => self.end(picked.at, event, scarce),
+        }
+    }
+
+    fn is_doomed(&self, picked: &Picked) -> bool {
+        self.slab.find(picked.at, picked.stamp).is_some_and(|entry| entry.has(DOOMED))
+    }
+
+    fn spare(&mut self, at: u32) {
+        self.join_list(at, HOT, DOOMED | REF | REFUSED);
+        let slot = self.slab.get(at).slot;
+        self.of(slot).counts.add(NameEvent::Recycled);
+    }
+
+    /// Whether the name is doomed, and no rename was refused for that.
+    pub(super) fn refuse_once(&mut self, key: Key<'_>) -> bool {
+        let Some(at) = self.find(key) else { return false };
+        let entry = self.slab.get_mut(at);
+        let refuses = entry.flags & (DOOMED | REFUSED) == DOOMED;
+        entry.flags |= if refuses { REFUSED } else { 0 };
+        refuses
+    }
+
+    /// Drops up to `most` entries of a tenant, doomed ones excepted; whether more are left.
+    pub(super) fn drop_some(&mut self, slot: Slot, most: usize, scarce: &Scarce) -> bool {
+        for _ in 0..most {
+            let Some(at) = self.first(slot) else { return false };
+            self.end(at, NameEvent::Dropped, scarce);
+        }
+        self.first(slot).is_some()
+    }
+
+    pub(super) fn slots(&self) -> Vec<Slot> {
+        self.tenants().map(|tenant| tenant.owner.slot()).collect()
+    }
+
+    pub(super) fn tenants(&self) -> impl Iterator<Item = &Tenant> {
+        self.tenants.iter().flatten().map(|tenant| &**tenant)
+    }
+
+    /// Publishes all counters, and charges if all ends.
+    pub(super) fn publish(&mut self) {
+        for tenant in self.tenants.iter_mut().flatten() {
+            tenant.cells.publish(&mut tenant.counts);
+        }
+    }
+
+    /// Ends all charges: the shard is being dropped.
+    pub(super) fn end_charges(&mut self, scarce: &Scarce) {
+        for tenant in self.tenants.iter_mut().flatten() {
+            tenant.bytes = 0;
+            tenant.settle(scarce);
+        }
+    }
+}
+
+trait RetainSome<T> {
+    fn retain_some(&mut self, keep: impl Fn(&T) -> bool);
+}
+
+impl RetainSome<Tenant> for Vec<Option<Box<Tenant>>> {
+    /// Those in their places that are to be kept.
+    fn retain_some(&mut self, keep: impl Fn(&Tenant) -> bool) {
+        for place in self {
+            if place.as_ref().is_some_and(|tenant| !keep(tenant)) {
+                *place = None;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Shard {
+    /// Each entry is found by its name, and is in one list unless it is doomed.
+    pub(super) fn verify(&self) {
+        let mut found = 0;
+        for head in &self.heads {
+            let mut at = *head;
+            while at != NONE {
+                let entry = self.slab.get(at);
+                let key = Key { dir: entry.dir, hash: entry.hash, name: entry.name() };
+                assert_eq!(self.find(key), Some(at));
+                (found, at) = (found + 1, entry.chain);
+            }
+        }
+        assert_eq!(found, self.slab.count());
+        for tenant in self.tenants() {
+            let mut bytes = 0;
+            let mut listed = 0;
+            for (list, hot) in [(&tenant.cold, false), (&tenant.hot, true)] {
+                let (mut at, mut before, mut len) = (list.first, NONE, 0);
+                while at != NONE {
+                    let entry = self.slab.get(at);
+                    assert_eq!(
+                        (entry.prev, entry.has(HOT), entry.has(DOOMED)),
+                        (before, hot, false)
+                    );
+                    bytes += entry.bytes();
+                    (before, at, len) = (at, entry.next, len + 1);
+                }
+                assert_eq!((list.last, list.len), (before, len));
+                listed += len;
+            }
+            assert!(listed <= tenant.entries && bytes <= tenant.bytes);
+            assert!(listed < tenant.entries || bytes == tenant.bytes);
+            assert!(tenant.bytes.abs_diff(tenant.charged) < BATCH);
+        }
+    }
+}

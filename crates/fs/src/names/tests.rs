@@ -1,0 +1,266 @@
+//! The names against a plain set, with a front end that forgets them and without one.
+
+use std::collections::BTreeSet;
+
+use copyhold_types::InodeNo;
+use proptest::prelude::*;
+
+use super::*;
+
+const KEY: HashKey = HashKey([7; 16]);
+
+struct World {
+    owners: Vec<MemoryOwner>,
+    names: AbsentNames,
+}
+
+/// A name of a tenant: its number gives its length, too.
+type Name = (usize, u8);
+
+impl World {
+    fn new(tenants: usize, limit: u64) -> World {
+        let memory = Arc::new(Memory::default());
+        let owners = (0..tenants).map(|_| memory.add_owner()).collect();
+        let options = Options { names_max: limit, ..Options::default() };
+        World { owners, names: AbsentNames::new(memory, &options) }
+    }
+
+    fn dir(&self, tenant: usize) -> Directory<'_> {
+        let node = NodeId { subvol: SubvolId(tenant as u32 + 1), ino: InodeNo::ROOT };
+        Directory { node, hash_key: &KEY, owner: &self.owners[tenant] }
+    }
+
+    fn insert(&self, (tenant, name): Name) -> Absent {
+        self.names.insert(self.dir(tenant), &text(name), None)
+    }
+
+    fn hits(&self, (tenant, name): Name) -> bool {
+        self.names.ask(self.dir(tenant), &text(name)).is_some()
+    }
+
+    fn remove(&self, (tenant, name): Name) {
+        self.names.remove(self.dir(tenant), &text(name));
+    }
+
+    /// NAMES-N2 and CHARGE-C1.
+    fn verify(&self) {
+        self.names.shards.iter().for_each(|shard| shard.0.lock().verify());
+        let figures = self.names.figures();
+        assert!(figures.iter().all(|of| of.counts.live() == of.live), "NAMES-N2: {figures:?}");
+        let live: u64 = figures.iter().map(|of| of.live).sum();
+        assert_eq!((live, self.names.totals().live()), (self.names.live(), live), "NAMES-N2");
+    }
+}
+
+fn text(name: u8) -> Vec<u8> {
+    vec![name; 1 + usize::from(name) % 40 + if name == 9 { 214 } else { 0 }]
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Ask(Name),
+    Insert(Name),
+    Remove(Name),
+    Pick(usize, usize),
+    Confirm,
+    Finish,
+    DropTenant(usize),
+    Limit(u64),
+}
+
+const TENANTS: usize = 3;
+
+fn step() -> impl Strategy<Value = Step> {
+    let name = || (0..TENANTS, 0..40_u8);
+    prop_oneof![
+        3 => name().prop_map(Step::Ask),
+        6 => name().prop_map(Step::Insert),
+        3 => name().prop_map(Step::Remove),
+        2 => (0..TENANTS, 1..40_usize).prop_map(|(tenant, most)| Step::Pick(tenant, most)),
+        2 => Just(Step::Confirm),
+        2 => Just(Step::Finish),
+        1 => (0..TENANTS).prop_map(Step::DropTenant),
+        1 => prop_oneof![Just(0), 10..50_u64].prop_map(Step::Limit),
+    ]
+}
+
+proptest! {
+    /// NAMES-N1 to NAMES-N3: with a front end that forgets, exactly the names that were inserted
+    /// and not removed, finished or dropped since are entries.
+    #[test]
+    fn entries_are_the_names_that_a_front_end_may_know(
+        steps in prop::collection::vec(step(), 1..300),
+    ) {
+        let world = World::new(TENANTS, 20);
+        world.names.keep_for_front_end();
+        let mut known: BTreeSet<Name> = BTreeSet::new();
+        let mut doomed: Vec<(Name, Victim, bool)> = Vec::new();
+        let mut limit = 20;
+        for step in steps {
+            match step {
+                Step::Ask(name) => {
+                    prop_assert_eq!(world.hits(name), known.contains(&name));
+                    doomed.iter_mut().filter(|of| of.0 == name).for_each(|of| of.2 = true);
+                }
+                Step::Insert(name) => {
+                    let answer = world.insert(name);
+                    let unbounded = Absent { valid: VALID, is_over: false };
+                    prop_assert!(limit > 0 || answer == unbounded);
+                    if limit > 0 {
+                        known.insert(name);
+                    }
+                    doomed.iter_mut().filter(|of| of.0 == name).for_each(|of| of.2 = true);
+                }
+                Step::Remove(name) => {
+                    world.remove(name);
+                    if limit > 0 {
+                        known.remove(&name);
+                        doomed.retain(|of| of.0 != name);
+                    }
+                }
+                Step::Pick(tenant, most) => {
+                    for victim in world.names.pick_of(&world.owners[tenant], most) {
+                        let name = (tenant, victim.name()[0]);
+                        prop_assert_eq!(victim.name(), &text(name.1)[..]);
+                        prop_assert!(known.contains(&name));
+                        if !victim.expires {
+                            prop_assert!(doomed.iter().all(|of| of.0 != name), "doomed once");
+                            doomed.push((name, victim, false));
+                        }
+                    }
+                }
+                Step::Confirm => {
+                    doomed.retain(|(_, victim, asked)| {
+                        let confirmed = world.names.confirm(victim);
+                        assert_eq!(confirmed, !asked, "NAMES-N3");
+                        confirmed
+                    });
+                }
+                Step::Finish => {
+                    for (name, victim, asked) in doomed.drain(..) {
+                        world.names.finish(&victim, NameEvent::Pruned);
+                        if !asked {
+                            known.remove(&name);
+                        }
+                    }
+                }
+                // A doomed entry ends by itself.
+                Step::DropTenant(tenant) => {
+                    world.names.drop_names(&world.owners[tenant]);
+                    known.retain(|name| name.0 != tenant || doomed.iter().any(|of| of.0 == *name));
+                }
+                Step::Limit(0) if !doomed.is_empty() => {}
+                Step::Limit(entries) => {
+                    world.names.set_limit(entries);
+                    limit = entries;
+                    if limit == 0 {
+                        known.clear();
+                    }
+                }
+            }
+            world.verify();
+            prop_assert_eq!(world.names.live(), known.len() as u64);
+        }
+        let memory = world.names.memory.clone();
+        drop(world);
+        prop_assert_eq!(memory.charged(MemoryClass::Name), 0);
+    }
+
+    /// Without a front end: no entry of a name that was not inserted, and never more than the
+    /// limit.
+    #[test]
+    fn an_insertion_at_the_limit_evicts(
+        steps in prop::collection::vec(step(), 1..300),
+    ) {
+        let world = World::new(TENANTS, 20);
+        let mut known: BTreeSet<Name> = BTreeSet::new();
+        for step in steps {
+            match step {
+                Step::Insert(name) => {
+                    world.insert(name);
+                    known.insert(name);
+                }
+                Step::Remove(name) => {
+                    world.remove(name);
+                    known.remove(&name);
+                }
+                Step::Ask(name) => prop_assert!(known.contains(&name) || !world.hits(name)),
+                _ => {}
+            }
+            world.verify();
+            prop_assert!(world.names.live() <= 20, "{}", world.names.live());
+        }
+    }
+}
+
+#[test]
+fn a_tenant_above_its_part_recycles_its_own_names() {
+    const LIMIT: u64 = 20_000;
+    let world = World::new(2, LIMIT);
+    let insert = |tenant: usize, number: u32| {
+        world.names.insert(world.dir(tenant), &number.to_le_bytes(), None)
+    };
+    for number in 0..1000 {
+        insert(0, number);
+    }
+    for number in 0..10 * LIMIT as u32 {
+        insert(1, number);
+    }
+    assert!(world.names.live() <= LIMIT + 2048, "{}", world.names.live());
+    let hits = |number: u32| world.names.ask(world.dir(0), &number.to_le_bytes()).is_some();
+    assert!((0..1000).all(hits), "NAMES-N4");
+    let rogue = &world.names.figures()[1];
+    assert!(rogue.counts[NameEvent::Pruned] >= 9 * LIMIT, "{rogue:?}");
+}
+
+#[test]
+fn names_that_are_asked_for_survive_ten_times_the_limit() {
+    const LIMIT: u32 = 20_000;
+    let world = World::new(1, LIMIT.into());
+    let dir = world.dir(0);
+    let hot = |number: u32| (u64::from(number) << 32).to_le_bytes();
+    for number in 0..100 {
+        world.names.insert(dir, &hot(number), None);
+    }
+    let mut missed = 0;
+    for number in 0..10 * LIMIT {
+        world.names.insert(dir, &number.to_le_bytes(), None);
+        missed += u32::from(world.names.ask(dir, &hot(number % 100)).is_none());
+    }
+    assert_eq!(missed, 0);
+}
+
+/// A rogue that asks twice for each of its names (edge of the second chance) is bounded, too.
+#[test]
+fn names_that_are_asked_for_twice_are_bounded() {
+    const LIMIT: u32 = 20_000;
+    let world = World::new(1, LIMIT.into());
+    for number in 0..10 * LIMIT {
+        world.names.insert(world.dir(0), &number.to_le_bytes(), None);
+        world.names.ask(world.dir(0), &number.to_le_bytes());
+    }
+    assert!(world.names.live() <= u64::from(LIMIT) + 2048, "{}", world.names.live());
+    world.verify();
+}
+
+#[test]
+fn answers_are_short_where_there_is_little_room_and_longer_when_they_are_repeated() {
+    const LIMIT: u32 = 64_000;
+    let world = World::new(2, LIMIT.into());
+    world.names.keep_for_front_end();
+    let dir = world.dir(0);
+    let insert = |number: u32| world.names.insert(dir, &number.to_le_bytes(), None);
+    assert_eq!(insert(0), Absent { valid: VALID, is_over: false });
+    for number in 0..LIMIT + 1000 {
+        insert(number);
+    }
+    assert_eq!(insert(LIMIT + 1000), Absent { valid: SHORT, is_over: true });
+    let ask = || world.names.ask(dir, &(LIMIT + 1000).to_le_bytes()).unwrap().valid;
+    assert_eq!([ask(), ask()], [8 * SHORT, 64 * SHORT]);
+    // Another tenant has its part.
+    let other = world.names.insert(world.dir(1), b"x", None);
+    assert!(!other.is_over, "NAMES-N4");
+    // The first names were answered for long: they expire first.
+    let victims = world.names.pick(640);
+    assert!(!victims.is_empty() && victims.iter().all(|victim| victim.expires));
+}

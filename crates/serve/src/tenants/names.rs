@@ -1,0 +1,40 @@
+//! Absent names of the mounted filesystem, as questions show and change them.
+
+use copyhold_fs::Filesystem;
+use copyhold_types::SubvolId;
+
+use super::Answer;
+use super::answers::refused;
+use super::paths::Paths;
+use crate::wire::names::{NamesRow, NamesTotals};
+use crate::{NamesLimit, budget};
+
+/// At most `most` tenants with numbers behind `after`.
+pub(super) async fn rows(fs: &Filesystem, after: u64, most: usize) -> Answer<Vec<NamesRow>> {
+    let mut paths = Paths::new(fs);
+    let mut rows = Vec::new();
+    let figures = fs.names().figures();
+    let behind = figures.iter().filter(|of| u64::from(of.subvol.0) > after);
+    for figures in behind.take(most) {
+        let path = paths.of(figures.subvol).await.map_err(refused)?;
+        rows.push(NamesRow::new(figures, path));
+    }
+    Ok(rows)
+}
+
+pub(super) fn totals(fs: &Filesystem) -> NamesTotals {
+    let (_, held) = fs.inodes_and_lookups();
+    NamesTotals::new(fs.names(), held as u64)
+}
+
+/// Until the unmount. The figures afterwards.
+pub(super) fn set(fs: &Filesystem, limit: NamesLimit) -> NamesTotals {
+    fs.names().set_limit(limit.entries(budget::machine()));
+    totals(fs)
+}
+
+/// The names that a subvolume has.
+pub(super) fn live(fs: &Filesystem, of: SubvolId) -> u64 {
+    let figures = fs.names().figures();
+    figures.iter().find(|figures| figures.subvol == of).map_or(0, |figures| figures.live)
+}

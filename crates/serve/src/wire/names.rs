@@ -1,0 +1,68 @@
+//! Absent names in answers; the rows are also the JSON that `copyhold names` prints.
+
+use copyhold_fs::{AbsentNames, NameCounts, NameEvent, NameFigures};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::Numbered;
+
+/// The names of a tenant that are known to be absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NamesRow {
+    /// The subvolume.
+    pub id: u32,
+    /// From the root of the mount; `null` for one that is gone.
+    pub path: Option<String>,
+    pub live: u64,
+    /// Live ones that were asked for again.
+    pub hot: u64,
+    /// How often each event was.
+    pub events: Map<String, Value>,
+}
+
+/// The same of all tenants.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NamesTotals {
+    pub live: u64,
+    pub limit: u64,
+    /// `setting`, `budget` or `off`.
+    pub bound_by: String,
+    pub events: Map<String, Value>,
+    /// Six fields, as Linux has them in `fs/dentry-state`.
+    pub dentry_state: String,
+}
+
+fn events(counts: &NameCounts) -> Map<String, Value> {
+    NameEvent::ALL.iter().map(|event| (event.name().into(), json!(counts[*event]))).collect()
+}
+
+impl NamesRow {
+    pub fn new(figures: &NameFigures, path: Option<String>) -> NamesRow {
+        let NameFigures { subvol, live, hot, counts } = figures;
+        NamesRow { id: subvol.0, path, live: *live, hot: *hot, events: events(counts) }
+    }
+}
+
+impl NamesTotals {
+    /// `held`: files that the kernel knows.
+    pub fn new(names: &AbsentNames, held: u64) -> NamesTotals {
+        let counts = names.totals();
+        let (live, limit, forced) = (names.live(), names.limit(), counts[NameEvent::Forced]);
+        let bound_by = match limit {
+            0 => "off",
+            limit if limit == names.most() => "budget",
+            _ => "setting",
+        };
+        let (bound_by, total) = (bound_by.to_owned(), held + live);
+        let dentry_state = format!("{total} {live} 45 0 {live} {forced}");
+        NamesTotals { live, limit, bound_by, events: events(&counts), dentry_state }
+    }
+}
+
+impl Numbered for NamesRow {
+    fn number(&self) -> u64 {
+        self.id.into()
+    }
+}
