@@ -33,6 +33,7 @@ mod machine;
 mod measured;
 mod memory;
 mod meter;
+mod names;
 mod null;
 mod own_process;
 mod places;
@@ -67,6 +68,7 @@ use groups::Groups;
 use job::Job;
 use machine::Machine;
 use memory::Memory;
+use names::Names;
 use null::Null;
 use random_overwrite::RandomOverwrite;
 use random_read::RandomRead;
@@ -94,6 +96,7 @@ Examples:
   copyhold-bench unshare --files 200 --snapshots 10,100,1000 --rounds 1
   copyhold-bench snapshots --files 100000 --snapshots 1000 --against btrfs
   copyhold-bench groups --clones 100 --option memory=1G
+  copyhold-bench names --create 10000000 --limit 1600000 --rounds 1
   copyhold-bench groups --curve --option memory=512M --rounds 1 --plot curve.svg
   copyhold-bench groups --rogue write,create,walk,read --arms on,off --option memory=512M
   copyhold-bench rogue --kinds limit,xattr,queue --seconds 10 --plot rogue.svg";
@@ -166,6 +169,8 @@ enum Given {
     Snapshots(Snapshots),
     /// The daemon's memory, as tenants share it
     Groups(Groups),
+    /// Names that do not exist, with a limit and without
+    Names(Names),
     /// The waiting times of a tenant, alone and beside each kind of rogue
     Rogue(Rogue),
     /// A process that `unshare` starts
@@ -214,6 +219,7 @@ fn run(job: Given, common: &Common) -> Result<(), BenchError> {
         Given::Unshare(job) => vec![Box::new(job)],
         Given::Snapshots(job) => vec![Box::new(job)],
         Given::Groups(job) => vec![Box::new(job)],
+        Given::Names(job) => vec![Box::new(job)],
         Given::Rogue(job) => vec![Box::new(job)],
     };
     measure(&jobs, common, &interrupt)
