@@ -12,12 +12,16 @@
 //!            a tenant waits for the device (`foreground`), a batch for another one begins only if
 //!            there are at most [`BESIDE`] with it.
 //! FLIGHT-L2  With nothing under way a batch begins. So write-back never stops.
+//! FLIGHT-L3  Batches begin in the order in which they asked: while the first one waits, the others
+//!            wait behind it. So a tenant with little room waits until the bytes of others have
+//!            landed, and for no batch that asked later.
 //!
 //! Batches of an fsync take no room: the caller waits for them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
 
+use copyhold_runtime::FifoMutex;
 use copyhold_types::BLOCK_BYTES;
 use event_listener::Event;
 
@@ -30,6 +34,8 @@ pub(crate) const BESIDE: u64 = 2 << 20;
 pub(crate) struct Flight {
     bytes: AtomicU64,
     landed: Event,
+    /// Held by the batch that begins next (FLIGHT-L3).
+    first: FifoMutex,
 }
 
 /// Room for the bytes of a batch, until it is dropped.
@@ -49,6 +55,7 @@ impl Flight {
     /// Waits for room for `wanted` bytes, or for half of `max` if that is less; `max` may change
     /// meanwhile.
     pub(crate) async fn take(self: &Arc<Self>, wanted: u64, max: impl Fn() -> u64) -> Flying {
+        let _first = self.first.lock().await;
         loop {
             let landed = self.landed.listen();
             if let Some(flying) = self.try_take(wanted, max()) {
@@ -121,5 +128,28 @@ mod tests {
         assert_eq!(flight.bytes(), 0);
         let alone = flight.take(64 * BLOCK, || 2 * BLOCK).now_or_never();
         assert_eq!(alone.map(|flying| flying.blocks()), Some(1), "half of the bound");
+    }
+
+    /// FLIGHT-L3.
+    #[test]
+    fn no_batch_overtakes_one_that_waits_for_more_bytes_to_land() {
+        let flight = Arc::new(Flight::default());
+        let take = |max: u64| Box::pin(flight.take(8 * BLOCK, move || max));
+        let stream = [take(64 * BLOCK), take(64 * BLOCK)];
+        let mut stream = stream.map(|take| take.now_or_never().expect("there is room"));
+        let mut beside = take(16 * BLOCK);
+        assert!(beside.as_mut().now_or_never().is_none());
+        let mut later = take(64 * BLOCK);
+        assert!(later.as_mut().now_or_never().is_none(), "it asked later");
+        stream[0].keep_blocks(0);
+        let beside = beside.now_or_never().expect("the first one fits");
+        assert_eq!((beside.blocks(), flight.bytes()), (8, 16 * BLOCK));
+        assert!(later.now_or_never().is_some(), "the next one is first now");
+        let mut gone = take(8 * BLOCK);
+        assert!(gone.as_mut().now_or_never().is_none());
+        drop(gone);
+        assert!(take(64 * BLOCK).now_or_never().is_some(), "a batch that is given up is not first");
+        drop((stream, beside));
+        assert_eq!(flight.bytes(), 0);
     }
 }

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_fs::{Filesystem, NodeId, Options};
+use copyhold_memory::MemoryClass;
 use copyhold_pool::{OpenOptions, Pool};
 use copyhold_runtime::{Rt, Runtime};
+use copyhold_types::SubvolId;
 use futures_util::future::join_all;
 
 use crate::common::queued::QueuedDevice;
@@ -76,6 +78,60 @@ fn an_fsync_goes_on_while_writers_of_its_tenant_wait_for_room() {
     });
 }
 
+/// A filesystem on a device that serves one request after the other.
+async fn queued(world: &World) -> (Arc<QueuedDevice>, Arc<Filesystem>) {
+    let rt: Rt = world.rt.clone();
+    let device = QueuedDevice::new(rt.clone(), world.device.clone());
+    let options = OpenOptions { tenants: true, ..OpenOptions::default() };
+    let pool = Pool::open(rt, device.clone(), options).await.unwrap();
+    (device, Filesystem::open(pool, Options::default()).await.unwrap())
+}
+
+async fn sixteen_files(fs: &Arc<Filesystem>, of: SubvolId) -> Vec<NodeId> {
+    let mut files = Vec::new();
+    for n in 0..16 {
+        files.push(make(fs, root_of(of), &format!("file{n}")).await.unwrap());
+    }
+    files
+}
+
+/// Writes 24 MiB to each file, as fast as it may.
+async fn stream(fs: &Arc<Filesystem>, files: &[NodeId]) {
+    let all = files.iter().map(|file| async {
+        for at in 0..24 {
+            write(fs, *file, at << 20, &pattern(1, 1 << 20)).await;
+        }
+    });
+    join_all(all).await;
+}
+
+/// A tenant writes large files, and makes a block durable now and then, so write-back for another
+/// one has little room. The other's data is written all the same (FLIGHT-L3).
+#[test]
+fn data_of_a_tenant_is_written_beside_one_that_writes_and_waits_for_the_device() {
+    let world = World::with_log(74, 262_144, 32 << 20);
+    world.run(async {
+        let (_, fs) = queued(&world).await;
+        let (rogue, neighbour) = (subvolume(&fs, "rogue").await, subvolume(&fs, "neighbour").await);
+        let files = sixteen_files(&fs, rogue).await;
+        let synced = make(&fs, root_of(rogue), "synced").await.unwrap();
+        let file = make(&fs, root_of(neighbour), "file").await.unwrap();
+        fs.sync().await.unwrap();
+        let mut streaming = Box::pin(stream(&fs, &files));
+        assert!(futures_util::poll!(&mut streaming).is_pending());
+        write(&fs, synced, 0, &pattern(2, 4096)).await;
+        fs.fsync(synced, false).await.unwrap();
+        write(&fs, file, 0, &pattern(3, 8 << 20)).await;
+        let owner = fs.volumes().subvol(neighbour).unwrap().owner().clone();
+        while owner.charged(MemoryClass::Dirty) > 0 {
+            assert!(futures_util::poll!(&mut streaming).is_pending(), "its data is not written");
+            world.rt.sleep(Duration::from_millis(10)).await;
+        }
+        streaming.await;
+        world.close(fs).await;
+    });
+}
+
 /// A tenant writes large files as fast as it may; another one makes a block durable now and then.
 /// Its fsync waits at the device for few bytes of the first one's data (FLIGHT-L1).
 #[test]
@@ -84,27 +140,12 @@ fn an_fsync_waits_for_few_bytes_that_others_write_back() {
     const BESIDE: u64 = 2 << 20;
     let world = World::with_log(73, 262_144, 32 << 20);
     world.run(async {
-        let rt: Rt = world.rt.clone();
-        let device = QueuedDevice::new(rt.clone(), world.device.clone());
-        let options = OpenOptions { tenants: true, ..OpenOptions::default() };
-        let pool = Pool::open(rt, device.clone(), options).await.unwrap();
-        let fs = Filesystem::open(pool, Options::default()).await.unwrap();
+        let (device, fs) = queued(&world).await;
         let (rogue, neighbour) = (subvolume(&fs, "rogue").await, subvolume(&fs, "neighbour").await);
-        let mut files = Vec::new();
-        for n in 0..16 {
-            files.push(make(&fs, root_of(rogue), &format!("file{n}")).await.unwrap());
-        }
+        let files = sixteen_files(&fs, rogue).await;
         let file = make(&fs, root_of(neighbour), "file").await.unwrap();
         fs.sync().await.unwrap();
-        let flood = async {
-            let all = files.iter().map(|file| async {
-                for at in 0..24 {
-                    write(&fs, *file, at << 20, &pattern(1, 1 << 20)).await;
-                }
-            });
-            join_all(all).await;
-        };
-        let mut flooding = Box::pin(flood);
+        let mut flooding = Box::pin(stream(&fs, &files));
         let mut waits = Vec::new();
         while futures_util::poll!(&mut flooding).is_pending() {
             world.rt.sleep(Duration::from_millis(10)).await;
