@@ -149,6 +149,7 @@ fn a_deleted_subvolume_leaves_nothing_in_memory() {
         fs.release(node);
         let data = |fs: &Filesystem| fs.pool().memory().charged(MemoryClass::Data);
         let before = data(&fs);
+        assert_eq!(stats(&fs).evictions, 0, "both files have room");
         fs.delete_subvolume(ROOT, b"clone0", None).await.unwrap();
         fs.volumes().finish_background().await.unwrap();
         assert_eq!(data(&fs), before / 2);

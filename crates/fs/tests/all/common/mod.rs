@@ -75,7 +75,7 @@ impl World {
 
     /// With room for clean data in memory.
     pub(crate) async fn open_clean(&self, data_cache: DataCache) -> Arc<Filesystem> {
-        let limits = Limits { clean_data_bytes: 32 << 20, ..Limits::default() };
+        let limits = Limits { clean_data_bytes: 64 << 20, ..Limits::default() };
         let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
         let device: DynDevice = self.device.clone();
         let pool = Pool::open(self.rt.clone() as Rt, device, options).await.unwrap();
