@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::permit::Way;
+use crate::throttle::before_change;
 use crate::{
     Entry, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, Sabotage, Stale, Uses,
 };
@@ -85,6 +86,7 @@ impl Filesystem {
     }
 
     async fn truncate_open(self: &Arc<Self>, inode: &InodeRef, kill_priv: bool) -> Result<()> {
+        before_change(self, inode.subvol.volume.owner()).await?;
         let _data = inode.lock.write().await;
         inode.state().permit(Way::Overwrite)?;
         if kill_priv {

@@ -185,6 +185,7 @@ impl Filesystem {
         }
         let inode = self.inode(node).await?;
         self.permit_in(&inode.subvol)?;
+        before_change(self, inode.subvol.volume.owner()).await?;
         let now = self.now();
         self.change_inode(&inode, |state, item| {
             let guarded = FileFlags::IMMUTABLE.0 | FileFlags::APPEND.0;

@@ -30,6 +30,7 @@ use crate::permit::Way;
 use crate::promise::owe;
 use crate::right::{Right, SubvolumeCalls};
 use crate::subvol::{FILES, Subvol};
+use crate::throttle::before_change;
 use crate::{Caller, FileKind, Filesystem, FsError, NameEvent, NodeId, Result, Sabotage};
 
 /// Files whose dirty data is installed at a time before a snapshot.
@@ -297,6 +298,7 @@ impl Filesystem {
         let dir = self.inode(parent).await?;
         dir.expect_dir()?;
         self.permit_in(&dir.subvol)?;
+        before_change(self, dir.subvol.volume.owner()).await?;
         Ok(dir)
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
-use copyhold_pool::{CreateOptions, OpenOptions, Pool};
+use copyhold_pool::{CreateOptions, Limits, OpenOptions, Pool};
 use copyhold_runtime::Rt;
 use copyhold_types::{BLOCK_BYTES, DeviceId, InodeNo, SubvolId};
 
@@ -13,11 +13,16 @@ use crate::{Caller, Filesystem, NodeId, OpenFlags, Options, WriteFlags};
 
 /// A new filesystem with this limit of dirty data. No file is written because it is old or large.
 pub(crate) async fn open(rt: &Rt, dirty_bytes_max: u64) -> Arc<Filesystem> {
+    open_limited(rt, dirty_bytes_max, Limits::default()).await
+}
+
+/// As [`open`], with these limits of the pool.
+pub(crate) async fn open_limited(rt: &Rt, dirty_bytes_max: u64, limits: Limits) -> Arc<Filesystem> {
     let image = SimImage::empty(65_536);
     let device: DynDevice =
         SimDevice::from_image(rt.clone(), DeviceId(0), image, SimConfig::new(1));
     Pool::create(rt, &device, &CreateOptions::default()).await.unwrap();
-    let options = OpenOptions { tenants: true, ..OpenOptions::default() };
+    let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
     let pool = Pool::open(rt.clone(), device, options).await.unwrap();
     Filesystem::format(&pool, &Caller::ROOT, 0o755).await.unwrap();
     let (file_dirty_bytes_start, writeback_interval) = (1 << 30, Duration::from_secs(3600));

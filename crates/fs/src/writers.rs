@@ -14,6 +14,9 @@
 //!             its own tenant.
 //! WRITERS-W3  A file that was not begun keeps its age.
 //!
+//! No task waits for its tenant's part of unflushed edits: it would keep a place that others need.
+//! Writers ask for it before their data is accepted (`throttle`).
+//!
 //! `flight` bounds the bytes that all tasks have at the device.
 
 use std::collections::BTreeMap;
@@ -28,7 +31,6 @@ use crate::dirty_files::{DirtyFiles, TaskId};
 use crate::file::BATCH_BLOCKS;
 use crate::flight::{ALONE, BESIDE, Flying};
 use crate::inode::InodeRef;
-use crate::throttle::before_change;
 use crate::{Filesystem, FsError, NodeId, Result};
 
 /// Tasks that write at the same time.
@@ -259,7 +261,6 @@ impl WriterTask {
         inode: &InodeRef,
         version: u64,
     ) -> Result<bool> {
-        before_change(fs, inode.owner()).await?;
         let flying = self.take_room(fs, BATCH_BLOCKS).await;
         fs.write_batch(inode, version, false, Some(flying)).await
     }
@@ -289,11 +290,12 @@ impl WriterTask {
 
 #[cfg(test)]
 mod tests {
+    use copyhold_pool::{Limits, is_edit_part_used_up};
     use copyhold_runtime::{Rt, Runtime, SeededRuntime};
 
     use super::*;
     use crate::foreground::note_wait;
-    use crate::testing::{dirty_file, open, tenant};
+    use crate::testing::{dirty_file, open, open_limited, tenant};
 
     const FILES: usize = 10;
     const LARGE: usize = GROUP_BLOCKS + 1;
@@ -371,6 +373,30 @@ mod tests {
                 fs.dirty_bytes() > before / 2,
                 "tasks have left before the ends of their files"
             );
+            fs.close().await.unwrap();
+        });
+    }
+
+    /// EDITS-E3: a task that waited for its tenant would keep a place that others need.
+    #[test]
+    fn a_task_writes_while_its_tenant_has_its_part_of_unflushed_edits() {
+        let rt = SeededRuntime::new(4);
+        rt.block_on(async {
+            let limits = Limits { delta_bytes: 256 << 10, ..Limits::default() };
+            let fs = open_limited(&(rt.clone() as Rt), DIRTY_MAX, limits).await;
+            let subvol = tenant(&fs, "tenant").await;
+            let owner = fs.volumes.subvol(subvol).unwrap().owner().clone();
+            dirty_file(&fs, subvol, "dirty", LARGE).await;
+            let mut made = 0;
+            while !is_edit_part_used_up(&fs.pool, &owner) {
+                made += 1;
+                dirty_file(&fs, subvol, &format!("file{made}"), 0).await;
+            }
+            fs.start_writers(Nanos::MAX);
+            while fs.flusher.flight.bytes() == 0 {
+                rt.sleep(Duration::from_micros(1)).await;
+            }
+            assert!(is_edit_part_used_up(&fs.pool, &owner), "the task has waited for a flush");
             fs.close().await.unwrap();
         });
     }

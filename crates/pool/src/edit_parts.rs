@@ -12,7 +12,8 @@
 //! EDITS-E2  No group waits for its part while rounds flush nothing, or the pool is being closed:
 //!           only a full limit stops it then.
 //! EDITS-E3  A caller that waits for its part has no lock that suspends a task: it asks before it
-//!           takes any. Dirty data of an fsync asks for room in the whole limit only (`admission`).
+//!           takes any. A writer asks before its data is accepted; to write dirty data back asks
+//!           for room in the whole limit only (`admission`).
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -33,6 +33,7 @@ use crate::inode::InodeRef;
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::way_of_copy;
 use crate::room::Room;
+use crate::throttle::before_change;
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage, WriteFlags};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -117,7 +118,7 @@ impl CopyRequest<'_> {
                 yield_now().await;
             }
             let (at, to_at) = (from_offset + copied, to_offset + copied);
-            match Box::pin(self.step(at, to_at, len - copied)).await {
+            match self.step_in_part(at, to_at, len - copied).await {
                 Ok(0) => break,
                 Ok(bytes) => copied += bytes,
                 Err(error) if copied == 0 => return Err(error),
@@ -125,6 +126,12 @@ impl CopyRequest<'_> {
             }
         }
         Ok(copied)
+    }
+
+    /// A step, when the target's group has room in its part of unflushed edits.
+    async fn step_in_part(&self, at: u64, to_at: u64, rest: u64) -> Result<u64> {
+        before_change(self.fs, self.target.subvol.volume.owner()).await?;
+        Box::pin(self.step(at, to_at, rest)).await
     }
 
     /// Skips a hole, shares blocks, or copies bytes. Returns the bytes that the target has now.

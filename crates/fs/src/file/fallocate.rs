@@ -26,6 +26,7 @@ use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
 use crate::promise::{Take, quota_tier};
 use crate::room::Room;
+use crate::throttle::before_change;
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -88,6 +89,7 @@ impl Filesystem {
         if len == 0 {
             return Err(FsError::Invalid("a range without length"));
         }
+        before_change(self, inode.subvol.volume.owner()).await?;
         let data = inode.lock.write().await;
         let size = {
             let state = inode.state();

@@ -22,7 +22,7 @@ use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::KEY_BYTES;
 use crate::permit::Way;
 use crate::promise::{Promise, Take, promise_now_to};
-use crate::throttle::slow_above_high;
+use crate::throttle::{before_change, slow_above_high};
 use crate::{FileFlags, Filesystem, FsError, NodeId, Result, Sabotage};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -184,6 +184,7 @@ impl Filesystem {
         if len == 0 {
             return Ok(0);
         }
+        before_change(self, inode.subvol.volume.owner()).await?;
         self.wait_for_room(&inode.subvol).await?;
         if self.overwrite(inode, offset, input, flags).await {
             return Ok(len);

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use copyhold_fs::{Caller, Filesystem, NodeId, Options, SetAttr};
+use copyhold_fs::{
+    Caller, FallocateMode, FileFlags, Filesystem, FsError, NodeId, OpenFlags, Options, RenameFlags,
+    SetAttr, WriteFlags,
+};
 use copyhold_memory::{Event, GroupLimits, MemoryOwner, Stat};
-use copyhold_pool::{Limits, OpenOptions, Pool};
+use copyhold_pool::{Limits, OpenOptions, Pool, is_edit_part_used_up};
 use copyhold_runtime::{Rt, Runtime};
 use copyhold_types::{Nanos, SubvolId};
 use futures_util::future::join_all;
@@ -22,16 +25,21 @@ async fn chmod(fs: &Arc<Filesystem>, node: NodeId, mode: u32) {
     fs.setattr(&Caller::ROOT, node, &set).await.unwrap();
 }
 
+/// A filesystem with room for few unflushed edits.
+async fn edits_limited(world: &World) -> Arc<Filesystem> {
+    let limits = Limits { delta_bytes: 256 << 10, ..Limits::default() };
+    let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
+    let rt: Rt = world.rt.clone();
+    let pool = Pool::open(rt, world.device.clone(), options).await.unwrap();
+    Filesystem::open(pool, Options::default()).await.unwrap()
+}
+
 /// EDITS-E1 and EDITS-E2: a tenant makes files as fast as it may, another one changes one of its.
 #[test]
 fn a_tenant_changes_files_without_a_wait_beside_one_with_its_part_of_edits() {
     let world = World::with_log(81, 65_536, 32 << 20);
     world.run(async {
-        let limits = Limits { delta_bytes: 256 << 10, ..Limits::default() };
-        let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
-        let rt: Rt = world.rt.clone();
-        let pool = Pool::open(rt, world.device.clone(), options).await.unwrap();
-        let fs = Filesystem::open(pool, Options::default()).await.unwrap();
+        let fs = edits_limited(&world).await;
         let (rogue, neighbour) = (subvolume(&fs, "rogue").await, subvolume(&fs, "neighbour").await);
         let file = make(&fs, root_of(neighbour), "file").await.unwrap();
         let flood = (0..8).map(|thread| {
@@ -56,6 +64,87 @@ fn a_tenant_changes_files_without_a_wait_beside_one_with_its_part_of_edits() {
         assert!(waited[0] > 0 && waited[1] == 0, "{waited:?}");
         world.close(fs).await;
     });
+}
+
+/// Makes files until the group of this subvolume has its part of unflushed edits.
+async fn use_up_edits(fs: &Arc<Filesystem>, of: SubvolId, made: &mut usize) {
+    let owner = owner(fs, of);
+    while !is_edit_part_used_up(fs.pool(), &owner) {
+        *made += 1;
+        make(fs, root_of(of), &format!("file{made}")).await.unwrap();
+    }
+}
+
+/// Calls that make many edits wait before they begin. A rename between two directories does not:
+/// the kernel would let no other tenant rename meanwhile.
+#[test]
+fn each_call_that_makes_many_edits_waits_for_the_part_of_its_group() {
+    let world = World::with_log(84, 65_536, 32 << 20);
+    world.run(async {
+        let fs = edits_limited(&world).await;
+        let tenant = subvolume(&fs, "tenant").await;
+        let (root, owner) = (root_of(tenant), owner(&fs, tenant));
+        let [from, to] = [make(&fs, root, "from").await, make(&fs, root, "to").await];
+        let (from, to) = (from.unwrap(), to.unwrap());
+        let dir = fs.mkdir(&Caller::ROOT, root, b"dir", 0o755).await.unwrap().node;
+        write(&fs, from, 0, &pattern(1, 64 << 10)).await;
+        fs.sync().await.unwrap();
+        let truncate = OpenFlags { truncate: true, ..OpenFlags::READ_WRITE };
+        let (hole, space) = (FallocateMode::Punch, FallocateMode::Allocate { keep_size: false });
+        let done = async |call| match call {
+            "copy" => fs.copy_file_range(from, 0, to, 0, 64 << 10).await.map(drop),
+            "punch" => fs.fallocate(from, 0, 8192, hole).await,
+            "allocate" => fs.fallocate(from, 1 << 20, 8192, space).await,
+            "write" => fs.write(to, 0, b"x", WriteFlags::default()).await,
+            "open" => fs.open_node(to, truncate).await,
+            "flags" => fs.set_flags(&Caller::ROOT, to, FileFlags::NODUMP, None).await,
+            "subvolume" => subvolume_in(&fs, root, "inner").await,
+            "snapshot" => {
+                let made = fs.snapshot(tenant, root, b"kept", true, None).await;
+                made.map(drop)
+            }
+            "delete" => fs.delete_subvolume(root, b"inner", None).await.map(drop),
+            "rename" => rename(&fs, (root, "from"), (root, "new")).await,
+            _ => rename(&fs, (root, "new"), (dir, "new")).await,
+        };
+        let mut made = 0;
+        let calls = [
+            "copy",
+            "punch",
+            "allocate",
+            "write",
+            "open",
+            "flags",
+            "subvolume",
+            "snapshot",
+            "delete",
+            "rename",
+            "rename to another directory",
+        ];
+        for call in calls {
+            use_up_edits(&fs, tenant, &mut made).await;
+            let before = owner.counts().stat(Stat::Throttle);
+            done(call).await.unwrap();
+            let waited = owner.counts().stat(Stat::Throttle) > before;
+            assert_eq!(waited, call != "rename to another directory", "{call}");
+        }
+        fs.release(to);
+        world.close(fs).await;
+    });
+}
+
+async fn subvolume_in(fs: &Arc<Filesystem>, parent: NodeId, name: &str) -> Result<(), FsError> {
+    let made = fs.create_subvolume(&Caller::ROOT, parent, name.as_bytes(), None).await;
+    made.map(drop)
+}
+
+async fn rename(
+    fs: &Arc<Filesystem>,
+    (parent, name): (NodeId, &str),
+    (new_parent, new_name): (NodeId, &str),
+) -> Result<(), FsError> {
+    let (name, new_name, none) = (name.as_bytes(), new_name.as_bytes(), RenameFlags::default());
+    fs.rename(&Caller::ROOT, parent, name, new_parent, new_name, none).await
 }
 
 /// A file of a tenant whose group has these limits; its memory is used by nothing else.
