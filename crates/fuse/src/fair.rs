@@ -14,7 +14,7 @@
 //! FAIR-F3  A request that finds its line empty, of a tenant that has paid, waits for one request
 //!          of each other tenant at most, whatever their lines and weights.
 //!
-//! A change costs a search in two trees of as many tenants as have requests here.
+//! A change costs a search in two trees of as many tenants as have requests here, or have to pay.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -34,7 +34,8 @@ impl Default for Share {
 
 /// The largest weight: the least work of a request of one unit is above zero.
 const WEIGHT_MAX: u64 = 10_000;
-/// Emptied lines that are kept beside the others before those that are paid for are removed.
+/// Emptied lines that are kept beside the others before those that are paid for are removed: so
+/// many at least, and as many as the last removal has left.
 const EMPTIED: usize = 64;
 
 /// `T`: a request.
@@ -45,6 +46,8 @@ pub(crate) struct FairQueue<T> {
     heads: BTreeSet<(u64, u64)>,
     /// The start of the request that left last.
     now: u64,
+    /// Lines that the last removal of emptied ones has left.
+    left: usize,
 }
 
 #[derive(Debug)]
@@ -58,7 +61,7 @@ struct Line<T> {
 
 impl<T> Default for FairQueue<T> {
     fn default() -> FairQueue<T> {
-        FairQueue { lines: BTreeMap::new(), heads: BTreeSet::new(), now: 0 }
+        FairQueue { lines: BTreeMap::new(), heads: BTreeSet::new(), now: 0, left: 0 }
     }
 }
 
@@ -88,8 +91,9 @@ impl<T> FairQueue<T> {
         } else if self.heads.is_empty() {
             // No tenant waits: nothing is left to be paid for.
             *self = FairQueue::default();
-        } else if self.lines.len() > 2 * self.heads.len() + EMPTIED {
+        } else if self.lines.len() > 2 * self.heads.len().max(self.left) + EMPTIED {
             self.lines.retain(|_, line| !line.requests.is_empty() || line.start > start);
+            self.left = self.lines.len();
         }
         Some(request)
     }
@@ -150,6 +154,23 @@ mod tests {
         }
         while queue.pop().is_some() {}
         assert!(queue.lines.is_empty());
+    }
+
+    #[test]
+    fn lines_that_are_not_paid_for_are_not_looked_at_again_at_each_request() {
+        let mut queue = FairQueue::default();
+        (0..2).for_each(|_| queue.push(share(0, 10_000), 1 << 20, 0));
+        let (mut removals, tenants) = (0, 10_000);
+        for tenant in 1..tenants {
+            queue.push(share(tenant, 1), 1 << 20, tenant);
+            let left = queue.left;
+            while queue.pop() != Some(tenant) {
+                queue.push(share(0, 10_000), 1 << 20, 0);
+            }
+            removals += u32::from(queue.left != left);
+        }
+        assert!(queue.lines.len() > EMPTIED, "they have still to pay");
+        assert!(removals <= tenants.ilog2(), "{removals}");
     }
 
     /// All requests in one list, each with its tenant, work and number.
