@@ -3,9 +3,10 @@
 //! Problem.  Each reader needs a place for the largest WRITE before it knows the next request, and
 //!           a WRITE that waits takes its place along.
 //! Idea.     Readers keep their buffer as long as requests are answered at once. One that waits
-//!           takes the buffer along, until it is done. When much is out, small writes are copied
-//!           into buffers of their own size first, so that many waiting 4 KiB writes do not hold
-//!           256 KiB each.
+//!           takes the buffer along, until it is done. When much is out, and when it is not begun
+//!           at once, a write that leaves a quarter of the buffer empty is copied into one of its
+//!           own size first, so that many waiting 4 KiB writes do not hold 256 KiB each. The copy
+//!           is that of [`Payload::take`], made earlier.
 //!
 //! PAYLOAD-M1  When more than a bound waits, readers pause: requests that they have not read take
 //!             no memory here. A pause has an end, for an operation that waits may need the next
@@ -113,8 +114,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const LOOKS: usize = 50;
 
 impl Buffers {
-    /// Buffers of `bytes`. With more than `out_max` in waiting requests small writes no longer keep
-    /// large buffers; with more than `waiting_max`, readers pause.
+    /// Buffers of `bytes`. With more than `out_max` in waiting requests smaller writes no longer
+    /// keep them; with more than `waiting_max`, readers pause.
     pub(crate) fn new(bytes: usize, out_max: usize, waiting_max: usize) -> Buffers {
         let blocks = bytes.div_ceil(BLOCK_BYTES);
         Buffers { blocks, out: AtomicUsize::new(0), out_max, waiting_max }
@@ -147,8 +148,8 @@ impl Buffers {
     /// Whether a write of `len` bytes should have a buffer of its own size, because it `waits` or
     /// much is out.
     pub(crate) fn wants_copy(&self, len: usize, waits: bool) -> bool {
-        let is_small = len * 4 <= self.blocks * BLOCK_BYTES;
-        is_small && (waits || self.out.load(Ordering::Relaxed) > self.out_max)
+        let leaves_a_quarter = len * 4 <= self.blocks * BLOCK_BYTES * 3;
+        leaves_a_quarter && (waits || self.out.load(Ordering::Relaxed) > self.out_max)
     }
 
     /// A request with `bytes` of buffer waits; give the same number to [`Buffers::settle`].
@@ -179,15 +180,16 @@ mod tests {
     }
 
     #[test]
-    fn small_writes_are_copied_only_when_much_is_out() {
+    fn writes_that_leave_a_quarter_empty_are_copied_when_much_is_out_or_they_wait() {
         let buffers = Buffers::new(256 << 10, OUT_MAX, usize::MAX);
         assert!(!buffers.wants_copy(4096, false));
         buffers.lend(OUT_MAX + 1);
         assert!(buffers.wants_copy(4096, false));
-        assert!(!buffers.wants_copy(128 << 10, true));
+        assert!(buffers.wants_copy(192 << 10, false));
+        assert!(!buffers.wants_copy(193 << 10, true));
         buffers.settle(OUT_MAX + 1);
         assert!(!buffers.wants_copy(4096, false));
-        assert!(buffers.wants_copy(4096, true));
+        assert!(buffers.wants_copy(192 << 10, true));
     }
 
     #[test]
