@@ -9,21 +9,35 @@
 //! Cost.     A read does not report whether the next one would wait. So a reader drains after some
 //!           requests ([`Look`]): after 8 during a backlog, after up to 64 as long as drains find
 //!           no request. A drain without a request is one system call. Requests that a drain moves
-//!           are copied into memory of their size.
+//!           are copied into memory of their size. A read that may wait is counted, by two atomic
+//!           operations.
+//! Work.     It is estimated from the message: the same for each request, and the bytes of data and
+//!           names that are moved. COPY_FILE_RANGE, ioctl and the look-ups of READDIRPLUS count
+//!           like any other request, for their work depends on more than the message.
 //!
 //! BACKLOG-B1  Memory for requests here is bounded: a drain ends when they take up the room. The
 //!             other requests stay in the kernel, in the order of arrival. Requests here count as
-//!             memory of waiting requests (PAYLOAD-M1).
+//!             memory of waiting requests (PAYLOAD-M1), and are charged to the owners of their
+//!             nodes until they are begun.
 //! BACKLOG-B2  The reader that has drained serves until this queue is empty, before it reads in a
 //!             way that may wait. So no request here waits for another one to come.
-//! BACKLOG-B3  DESTROY begins when this queue is empty. A reader that ends serves the queue first.
+//! BACKLOG-B3  DESTROY begins when this queue is empty. A reader that ends serves the queue first,
+//!             unless the connection is aborted: then no caller waits, and the queue is dropped.
+//! BACKLOG-B4  While a reader is in a read that may wait, this queue has one request at most for
+//!             each reader that is about to serve one. The kernel wakes the reader for requests in
+//!             its own queue, but not for those here. So a drain goes on behind a request only if
+//!             no reader is in such a read, and a reader counts itself as in it before it looks
+//!             whether a request is here, and reads if there is none.
+//! BACKLOG-B5  A drain ends behind a FORGET if a request waits here: a list of FORGETs can have
+//!             thousands of them.
 //!
 //! Between its arrival and its begin, a request waits for those that each reader serves until a
 //! drain, and then as FAIR-F3 states. The first drain of a backlog may be 64 requests away.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
+use copyhold_memory::MemoryCharge;
 use copyhold_sync::{Mutex, of};
 
 use crate::desk::Channel;
@@ -33,7 +47,7 @@ use crate::operations::Operations;
 use crate::payload::Payload;
 use crate::protocol::NodeId;
 
-/// The work of any request, in bytes that could be copied meanwhile.
+/// The least work of a request, in bytes that could be copied meanwhile.
 const WORK: usize = 16 << 10;
 /// Most requests of one drain: the reader serves some, too.
 pub(crate) const DRAIN_MAX: usize = 256;
@@ -42,19 +56,24 @@ pub(crate) const DRAIN_MAX: usize = 256;
 pub(crate) struct Backlog<O> {
     /// Its device never waits. The requests are answered by it.
     channel: Arc<Channel<O>>,
-    queue: Mutex<FairQueue<Message>, of::Backlog>,
+    queue: Mutex<FairQueue<Drained>, of::Backlog>,
     /// Requests in the queue.
     waiting: AtomicUsize,
     bytes: AtomicUsize,
     bytes_max: usize,
     /// How many requests ever were here.
     drained: AtomicU64,
+    /// Readers in a read that may wait (BACKLOG-B4).
+    reading: AtomicUsize,
 }
+
+/// A request, and what it is charged for.
+type Drained = (Message, Option<MemoryCharge>);
 
 impl<O: Operations> Backlog<O> {
     pub(crate) fn new(channel: Arc<Channel<O>>, bytes_max: usize) -> Backlog<O> {
-        let (waiting, bytes, drained) = Default::default();
-        Backlog { channel, queue: Mutex::default(), waiting, bytes, bytes_max, drained }
+        let (queue, waiting, bytes, drained, reading) = Default::default();
+        Backlog { channel, queue, waiting, bytes, bytes_max, drained, reading }
     }
 
     pub(crate) fn channel(&self) -> &Arc<Channel<O>> {
@@ -62,7 +81,7 @@ impl<O: Operations> Backlog<O> {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.load(Relaxed) == 0
+        self.waiting.load(SeqCst) == 0
     }
 
     /// Whether a drain must end (BACKLOG-B1).
@@ -74,16 +93,37 @@ impl<O: Operations> Backlog<O> {
         self.drained.load(Relaxed)
     }
 
-    pub(crate) fn add(&self, message: Message) {
+    /// Whether a read may wait for the next request; [`Backlog::end_read`] follows then.
+    pub(crate) fn begin_read(&self) -> bool {
+        self.reading.fetch_add(1, SeqCst);
+        let begins = self.is_empty();
+        if !begins {
+            self.end_read();
+        }
+        begins
+    }
+
+    pub(crate) fn end_read(&self) {
+        self.reading.fetch_sub(1, SeqCst);
+    }
+
+    /// Whether the kernel's queue has a reader that may sleep.
+    pub(crate) fn has_reading(&self) -> bool {
+        self.reading.load(SeqCst) > 0
+    }
+
+    pub(crate) fn add(&self, mut message: Message) {
         let connection = &self.channel.connection;
-        let share = connection.fs.share(NodeId(message.header.nodeid));
-        let bytes = bytes(&message);
+        message.listen(&connection.interrupts);
+        let (node, bytes) = (NodeId(message.header.nodeid), bytes(&message));
+        let (share, charge) = (connection.fs.share(node), connection.fs.charge(node, bytes));
         connection.buffers.lend(bytes);
         self.bytes.fetch_add(bytes, Relaxed);
         self.drained.fetch_add(1, Relaxed);
+        let work = WORK + message.moved() + message.listed();
         let mut queue = self.queue.lock();
-        queue.push(share, WORK + message.moved(), message);
-        self.waiting.fetch_add(1, Relaxed);
+        queue.push(share, work, (message, charge));
+        self.waiting.fetch_add(1, SeqCst);
     }
 
     /// The request that is to be begun now.
@@ -92,13 +132,18 @@ impl<O: Operations> Backlog<O> {
             return None;
         }
         let mut queue = self.queue.lock();
-        let message = queue.pop()?;
-        self.waiting.fetch_sub(1, Relaxed);
+        let (message, _charge) = queue.pop()?;
+        self.waiting.fetch_sub(1, SeqCst);
         drop(queue);
         let bytes = bytes(&message);
         self.bytes.fetch_sub(bytes, Relaxed);
         self.channel.connection.buffers.settle(bytes);
         Some(message)
+    }
+
+    /// Drops all requests, for no caller waits.
+    pub(crate) fn clear(&self) {
+        while self.next().is_some() {}
     }
 }
 
@@ -139,10 +184,10 @@ impl Look {
         self.left = 0;
     }
 
-    /// A drain has found so many requests.
-    pub(crate) fn found(&mut self, requests: usize) {
+    /// A drain has found so many requests; `waits`: some are still to be begun.
+    pub(crate) fn found(&mut self, requests: usize, waits: bool) {
         self.every = match requests {
-            0 => (self.every * 2).min(Look::LATEST),
+            0 if !waits => (self.every * 2).min(Look::LATEST),
             _ => Look::SOONEST,
         };
         self.left = self.every;
@@ -168,11 +213,13 @@ mod tests {
     fn a_reader_looks_seldom_while_it_finds_nothing_and_often_in_a_backlog() {
         let mut look = Look::new();
         let mut times = Vec::new();
-        for found in [0, 0, 0, 0, 1, 300, 0] {
+        let empty = [0; 4].map(|found| (found, false));
+        for (found, waits) in empty.into_iter().chain([(1, false), (0, true), (300, true)]) {
             times.push(until_due(&mut look));
-            look.found(found);
+            look.found(found, waits);
         }
-        assert_eq!(times, [8, 16, 32, 64, 64, 8, 8]);
+        times.push(until_due(&mut look));
+        assert_eq!(times, [8, 16, 32, 64, 64, 8, 8, 8]);
         look.at_once();
         assert!(look.is_due());
     }

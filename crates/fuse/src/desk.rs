@@ -43,6 +43,27 @@ pub(crate) struct Connection<O> {
     pub(crate) only: Option<u32>,
 }
 
+impl<O> Connection<O> {
+    pub(crate) fn new(
+        fs: Arc<O>,
+        dialect: Dialect,
+        spawner: Arc<dyn Spawner>,
+        buffers: Buffers,
+        only: Option<u32>,
+    ) -> Arc<Connection<O>> {
+        Arc::new(Connection {
+            fs,
+            dialect,
+            spawner,
+            buffers,
+            interrupts: Arc::default(),
+            flight: Flight::default(),
+            destroyed: AtomicBool::new(false),
+            only,
+        })
+    }
+}
+
 /// One way into the connection: a reader's, or that of a ring's thread.
 pub(crate) struct Channel<O> {
     pub(crate) device: Device,
@@ -78,6 +99,13 @@ impl Flight {
         while *waiting > 0 {
             self.landed.wait(&mut waiting);
         }
+    }
+}
+
+impl<O> Channel<O> {
+    pub(crate) fn new(device: Device, connection: &Arc<Connection<O>>) -> Arc<Channel<O>> {
+        let requests = AtomicU64::new(0);
+        Arc::new(Channel { device, connection: Arc::clone(connection), requests })
     }
 }
 

@@ -83,11 +83,11 @@ impl Device {
         self.clone_device().or_else(|_| self.duplicate())
     }
 
-    /// A way into the connection whose reads never wait, if the kernel gives it one of its own.
-    pub(crate) fn without_waiting(&self) -> Option<Device> {
-        let device = self.clone_device().ok()?;
-        rustix::io::ioctl_fionbio(&device.fd, true).ok()?;
-        Some(device)
+    /// A way into the connection whose reads never wait.
+    pub(crate) fn without_waiting(&self) -> io::Result<Device> {
+        let device = self.clone_device()?;
+        rustix::io::ioctl_fionbio(&device.fd, true)?;
+        Ok(device)
     }
 
     pub(crate) fn read(&self, head: &mut Head, rest: &mut [u8]) -> Got {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use zerocopy::FromBytes;
 
 use crate::Errno;
-use crate::interrupt::{Interrupts, unless};
+use crate::interrupt::{Interrupted, Interrupts, unless};
 use crate::operations::{Operations, Reply};
 use crate::payload::Payload;
 use crate::protocol::{
@@ -26,9 +26,20 @@ pub(crate) struct Message {
     pub(crate) payload: Option<Payload>,
     /// The entry that it came by, if it came by a ring and the payload has not got it.
     pub(crate) lease: Option<Lease>,
+    /// Of a request that listens before it is begun.
+    interrupted: Option<Interrupted>,
 }
 
 impl Message {
+    pub(crate) fn new(
+        header: wire::InHeader,
+        args: Vec<u8>,
+        payload: Option<Payload>,
+        lease: Option<Lease>,
+    ) -> Message {
+        Message { header, args, payload, lease, interrupted: None }
+    }
+
     /// The entry that the answer goes into, if the request came by a ring.
     pub(crate) fn take_lease(&mut self) -> Option<Lease> {
         let lent = || self.payload.take_if(|payload| payload.is_lent())?.into_lease();
@@ -39,10 +50,27 @@ impl Message {
     pub(crate) fn moved(&self) -> usize {
         match Opcode::new(self.header.opcode) {
             Some(Opcode::Write) => self.payload.as_ref().map_or(0, |data| data.bytes().len()),
-            Some(Opcode::Read) => {
-                wire::ReadIn::read_from_prefix(&self.args).map_or(0, |(read, _)| read.size as usize)
-            }
+            Some(Opcode::Read) => self.wanted(),
             _ => 0,
+        }
+    }
+
+    /// Bytes of names that the request wants at most.
+    pub(crate) fn listed(&self) -> usize {
+        match Opcode::new(self.header.opcode) {
+            Some(Opcode::Readdir | Opcode::Readdirplus) => self.wanted(),
+            _ => 0,
+        }
+    }
+
+    fn wanted(&self) -> usize {
+        wire::ReadIn::read_from_prefix(&self.args).map_or(0, |(read, _)| read.size as usize)
+    }
+
+    /// Makes a request that may wait for ever listen, although it is not begun.
+    pub(crate) fn listen(&mut self, interrupts: &Arc<Interrupts>) {
+        if Opcode::new(self.header.opcode) == Some(Opcode::Setlkw) {
+            self.interrupted = Some(interrupts.listen(self.header.unique));
         }
     }
 }
@@ -54,16 +82,15 @@ pub(crate) async fn answer<O: Operations>(
     dialect: Dialect,
     interrupts: &Arc<Interrupts>,
 ) -> Answer {
-    let Message { header, args, payload, .. } = message;
+    let Message { header, args, payload, interrupted, .. } = message;
     let request = match Request::parse(header, args, dialect) {
         Ok(request) => request,
         Err(error) => return Answer::error(refusal(&error)),
     };
     let caller = Caller::of(header);
     let node = NodeId(header.nodeid);
-    call(fs, caller, node, request, payload.as_mut(), interrupts)
-        .await
-        .unwrap_or_else(Answer::error)
+    let listen = || interrupted.take().unwrap_or_else(|| interrupts.listen(caller.unique));
+    call(fs, caller, node, request, payload.as_mut(), listen).await.unwrap_or_else(Answer::error)
 }
 
 fn refusal(error: &ParseError) -> Errno {
@@ -83,7 +110,7 @@ async fn call<O: Operations>(
     node: NodeId,
     request: Request<'_>,
     payload: Option<&mut Payload>,
-    interrupts: &Arc<Interrupts>,
+    listen: impl FnOnce() -> Interrupted,
 ) -> Reply<Answer> {
     let done = |()| Answer::OK;
     Ok(match request {
@@ -134,8 +161,7 @@ async fn call<O: Operations>(
         Request::Getlk(lock) => Answer::lock(fs.getlk(by, node, lock).await?.as_ref()),
         Request::Setlk(lock) => done(fs.setlk(by, node, lock).await?),
         Request::Setlkw(lock) => {
-            let interrupted = interrupts.listen(by.unique);
-            let locked = unless(interrupted, fs.setlkw(by, node, lock)).await;
+            let locked = unless(listen(), fs.setlkw(by, node, lock)).await;
             done(locked.unwrap_or(Err(Errno::EINTR))?)
         }
         Request::Fallocate(range) => done(fs.fallocate(by, node, range).await?),

@@ -1,8 +1,9 @@
 //! INTERRUPT: a signal reached a caller that waits for an answer.
 //!
 //! Only requests that may wait for ever (SETLKW) listen; an INTERRUPT for another has no effect,
-//! since the answer will come. Requests and their INTERRUPTs are read by different threads, so one
-//! may be here before the request that it means: the latest strays are remembered for that.
+//! since the answer will come. One that is read before it is begun listens from then on. Requests
+//! and their INTERRUPTs are read by different threads, so one may be here before the request that
+//! it means: the latest strays are remembered for that.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;

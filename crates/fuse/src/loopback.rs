@@ -9,11 +9,10 @@
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-use crate::desk::{Channel, Connection, Flight};
+use crate::desk::{Channel, Connection};
 use crate::device::{Device, End};
 use crate::operations::Operations;
 use crate::payload::Buffers;
@@ -49,18 +48,10 @@ impl Loopback {
         let device = Device::new(served);
         let agreed: Agreed<O> = shake_hands(&device, settings, 0, None)?;
         fs.init(&agreed.negotiated);
-        let connection = Arc::new(Connection {
-            fs,
-            dialect: agreed.negotiated.dialect(),
-            spawner,
-            buffers: Buffers::new(buffer_bytes(agreed.negotiated.max_write), 64 << 20, usize::MAX),
-            interrupts: Arc::default(),
-            flight: Flight::default(),
-            destroyed: AtomicBool::new(false),
-            only: None,
-        });
-        let turn =
-            reader::by_turns(Arc::new(Channel { device, connection, requests: AtomicU64::new(0) }));
+        let negotiated = agreed.negotiated;
+        let buffers = Buffers::new(buffer_bytes(negotiated.max_write), 64 << 20, usize::MAX);
+        let connection = Connection::new(fs, negotiated.dialect(), spawner, buffers, None);
+        let turn = reader::by_turns(Channel::new(device, &connection));
         Ok(Loopback { kernel, turn: Box::new(turn), answer: vec![0; ANSWER_MAX] })
     }
 

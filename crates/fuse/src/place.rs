@@ -120,7 +120,7 @@ mod tests {
         let mut place = RequestTask::new(serve);
         for unique in 1..4 {
             let header = wire::InHeader { unique, ..wire::InHeader::new_zeroed() };
-            place.put(Message { header, args: Vec::new(), payload: None, lease: None });
+            place.put(Message::new(header, Vec::new(), None, None));
             assert!(place.poll(cx).is_pending());
             let Poll::Ready(served) = place.poll(cx) else { panic!("it is served") };
             assert_eq!(served.header.unique, unique);

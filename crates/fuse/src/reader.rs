@@ -44,7 +44,7 @@ pub(crate) fn of_forgets<O: Operations>(channel: Arc<Channel<O>>) -> End {
         if let Some(end) = reader.turn() {
             return end;
         }
-        if matches!(Opcode::new(reader.last), Some(Opcode::Forget | Opcode::BatchForget)) {
+        if is_forget(reader.last) {
             thread::sleep(GATHERING);
         }
     }
@@ -105,8 +105,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
         if self.backlog.as_ref().is_some_and(BacklogReader::is_drain_due)
             && let Some(end) = self.drain()
         {
-            self.serve_backlog();
-            return Some(end);
+            return Some(self.end(end));
         }
         if self.serve_next() { None } else { self.read_and_serve() }
     }
@@ -114,13 +113,10 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
     /// Reads once, waiting for a request, and serves it.
     fn read_and_serve(&mut self) -> Option<End> {
         self.desk.channel().connection.buffers.pause();
-        let len = match self.read(true) {
+        let len = match self.wait_for_request() {
             Got::Request(len) => len,
             Got::Again => return None,
-            Got::Ended(end) => {
-                self.serve_backlog();
-                return Some(end);
-            }
+            Got::Ended(end) => return Some(self.end(end)),
         };
         if let Some(backlog) = &mut self.backlog {
             backlog.look.served();
@@ -140,6 +136,18 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
         None
     }
 
+    /// Reads from the kernel's queue, unless a request is in memory (BACKLOG-B4).
+    fn wait_for_request(&mut self) -> Got {
+        if self.backlog.as_ref().is_some_and(|one| !one.backlog.begin_read()) {
+            return Got::Again;
+        }
+        let got = self.read(true);
+        if let Some(one) = &self.backlog {
+            one.backlog.end_read();
+        }
+        got
+    }
+
     /// Reads from the kernel's queue; `waits`: until there is a request.
     fn read(&mut self, waits: bool) -> Got {
         let Channel { device, connection, .. } = match &self.backlog {
@@ -150,7 +158,8 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
         device.read(&mut self.head, rest.make_mut())
     }
 
-    /// Moves requests from the kernel's queue to the backlog until there is none left.
+    /// Moves requests from the kernel's queue to the backlog until there is none left, or the
+    /// backlog needs service first.
     fn drain(&mut self) -> Option<End> {
         let backlog = Arc::clone(&self.backlog.as_ref()?.backlog);
         let mut found = 0;
@@ -160,23 +169,39 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
                 Got::Again => break,
                 Got::Ended(end) => return Some(end),
             };
-            let Some(mut message) = self.message(len, true) else { continue };
-            let desk = &self.backlog.as_ref()?.desk;
-            if !desk.admits(&mut message) {
-                self.recycle(message);
-                continue;
-            }
-            if is_destroy(&message) {
-                self.serve_backlog();
-            }
-            backlog.add(message);
-            found += 1;
-            if backlog.is_full() {
+            let Some(message) = self.message(len, true) else { continue };
+            let is_forget = is_forget(message.header.opcode);
+            found += usize::from(self.take(message));
+            if backlog.is_full() || is_forget && !backlog.is_empty() {
                 break;
             }
+            if backlog.has_reading() {
+                // The next drain is due at once.
+                return None;
+            }
         }
-        self.backlog.as_mut()?.look.found(found);
+        self.backlog.as_mut()?.look.found(found, !backlog.is_empty());
         None
+    }
+
+    /// Adds a drained request to the backlog; `false`: it has been dealt with.
+    fn take(&mut self, mut message: Message) -> bool {
+        let Some(BacklogReader { backlog, desk, .. }) = &mut self.backlog else { return false };
+        if !desk.admits(&mut message) {
+            self.recycle(message);
+            return false;
+        }
+        if !is_destroy(&message) {
+            backlog.add(message);
+            return true;
+        }
+        self.serve_backlog();
+        if let Some(one) = &mut self.backlog
+            && let Some(message) = poll(&mut one.desk, message)
+        {
+            self.recycle(message);
+        }
+        false
     }
 
     /// Serves the request of the backlog that is next; `false`: there is none.
@@ -194,7 +219,16 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
         true
     }
 
-    /// Serves the whole backlog (BACKLOG-B3).
+    /// The connection has ended (BACKLOG-B3).
+    fn end(&mut self, end: End) -> End {
+        match (&end, &self.backlog) {
+            (End::Aborted, Some(one)) => one.backlog.clear(),
+            _ => self.serve_backlog(),
+        }
+        end
+    }
+
+    /// Serves the whole backlog.
     fn serve_backlog(&mut self) {
         while self.serve_next() {}
     }
@@ -221,7 +255,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
         } else {
             args.extend_from_slice(&self.rest.as_ref().expect("just read to")[..in_rest]);
         }
-        Some(Message { header, args, payload, lease: None })
+        Some(Message::new(header, args, payload, None))
     }
 
     /// The `len` bytes in `rest` as the data of a WRITE.
@@ -258,6 +292,13 @@ where
     desk.poll(message, held)
 }
 
+fn is_forget(opcode: u32) -> bool {
+    matches!(Opcode::new(opcode), Some(Opcode::Forget | Opcode::BatchForget))
+}
+
 fn is_destroy(message: &Message) -> bool {
     Opcode::new(message.header.opcode) == Some(Opcode::Destroy)
 }
+
+#[cfg(test)]
+mod tests;

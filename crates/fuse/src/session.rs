@@ -13,14 +13,14 @@ use std::iter;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 
 use thiserror::Error;
 
 use crate::Errno;
 use crate::backlog::Backlog;
-use crate::desk::{AbortOnPanic, Channel, Connection, Flight};
+use crate::desk::{AbortOnPanic, Channel, Connection};
 use crate::device::{Device, End, Got};
 use crate::mount::{Mount, MountError};
 use crate::operations::Operations;
@@ -168,25 +168,18 @@ impl Session {
             shake_hands(&first, settings, options.memory, prepare)?;
         fs.init(&negotiated);
         let readers = options.readers.unwrap_or_else(usual_readers).max(1);
-        let connection = Arc::new(Connection {
-            fs,
-            dialect: negotiated.dialect(),
-            spawner,
-            buffers: Buffers::new(
-                buffer_bytes(negotiated.max_write),
-                options.memory,
-                options.waiting,
-            ),
-            interrupts: Arc::default(),
-            flight: Flight::default(),
-            destroyed: AtomicBool::new(false),
-            only: mount.only_owner(),
-        });
+        let buffers =
+            Buffers::new(buffer_bytes(negotiated.max_write), options.memory, options.waiting);
+        let only = mount.only_owner();
+        let connection = Connection::new(fs, negotiated.dialect(), spawner, buffers, only);
         let mut channels = Vec::new();
         let mut transport = InUse { ring: rings.is_some(), refusal };
         if let Some(rings) = &mut rings {
-            channels =
-                rings.take_devices().into_iter().map(|one| channel(one, &connection)).collect();
+            channels = rings
+                .take_devices()
+                .into_iter()
+                .map(|one| Channel::new(one, &connection))
+                .collect();
             if let Err(error) = rings.register(channels.clone()) {
                 transport = InUse { ring: false, refusal: Some(error.to_string()) };
             }
@@ -199,7 +192,7 @@ impl Session {
         let backlog = if is_ring { None } else { backlog(&first, &connection, options.waiting) };
         // Where descriptors run out, fewer readers do.
         let more = (1..readers).map_while(|_| first.another().ok());
-        let read = iter::once(reader).chain(more).map(|one| channel(one, &connection));
+        let read = iter::once(reader).chain(more).map(|one| Channel::new(one, &connection));
         let read: Vec<_> = read.collect();
         channels.extend(read.iter().map(Arc::clone));
         channels.extend(backlog.iter().map(|one| Arc::clone(one.channel())));
@@ -287,10 +280,6 @@ impl Session {
     }
 }
 
-fn channel<O>(device: Device, connection: &Arc<Connection<O>>) -> Arc<Channel<O>> {
-    Arc::new(Channel { device, connection: Arc::clone(connection), requests: AtomicU64::new(0) })
-}
-
 /// The part of the memory of waiting requests that a backlog may have: 1/4.
 const BACKLOG_PART: usize = 4;
 
@@ -300,8 +289,14 @@ fn backlog<O: Operations>(
     connection: &Arc<Connection<O>>,
     waiting: usize,
 ) -> Option<Arc<Backlog<O>>> {
-    let device = device.without_waiting()?;
-    Some(Arc::new(Backlog::new(channel(device, connection), waiting / BACKLOG_PART)))
+    let device = match device.without_waiting() {
+        Ok(device) => device,
+        Err(error) => {
+            tracing::warn!(%error, "requests are served in the order of arrival, not by tenant");
+            return None;
+        }
+    };
+    Some(Arc::new(Backlog::new(Channel::new(device, connection), waiting / BACKLOG_PART)))
 }
 
 fn start_reader(

@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::{Mounted, wait_until};
 use copyhold_fuse::protocol::flags::fopen;
 use copyhold_fuse::protocol::{
-    Attr, AttrReply, Caller, Entry, Handle, Lookup, NodeId, Open, Opened, Settings, Write,
+    Attr, AttrReply, Caller, Entry, Handle, Lookup, NodeId, Open, Opened, Release, Settings, Write,
 };
 use copyhold_fuse::{End, Errno, Operations, Payload, Reply, SessionOptions, Share, Transport};
 use copyhold_harness::needs;
@@ -37,32 +37,56 @@ struct TwoFiles {
     /// Both files belong to one tenant.
     is_one_tenant: bool,
     written: AtomicU64,
+    released: AtomicU64,
     /// Writes of the rogue before the neighbour's last answer.
     written_before: AtomicU64,
     gate: Gate,
 }
 
-/// Where the reader waits, with a write of the rogue.
+/// Where readers wait, each with a request of the rogue.
 #[derive(Default)]
 struct Gate {
-    is_closed: Mutex<bool>,
+    /// Requests that may pass, and the readers that wait.
+    state: Mutex<(u64, usize)>,
     opened: Condvar,
-    has_reader: AtomicBool,
 }
+
+const ALL: u64 = u64::MAX;
 
 impl Gate {
     fn pass(&self) {
-        let mut is_closed = self.is_closed.lock().unwrap();
-        self.has_reader.store(*is_closed, Ordering::SeqCst);
-        while *is_closed {
-            is_closed = self.opened.wait(is_closed).unwrap();
+        let mut state = self.state.lock().unwrap();
+        state.1 += 1;
+        while state.0 == 0 {
+            state = self.opened.wait(state).unwrap();
         }
-        self.has_reader.store(false, Ordering::SeqCst);
+        state.0 -= u64::from(state.0 < ALL);
+        state.1 -= 1;
     }
 
-    fn set_closed(&self, is_closed: bool) {
-        *self.is_closed.lock().unwrap() = is_closed;
+    /// So many requests may pass from now on, or [`ALL`].
+    fn allow(&self, requests: u64) {
+        self.state.lock().unwrap().0 = requests;
         self.opened.notify_all();
+    }
+
+    /// Readers that wait when no request may pass.
+    fn readers(&self) -> usize {
+        let (allowed, readers) = *self.state.lock().unwrap();
+        if allowed == 0 { readers } else { 0 }
+    }
+}
+
+/// Opens the gate for ever at the end of a test, also one that has failed: the rogue's threads end.
+struct OpensAtEnd<'a> {
+    gate: &'a Gate,
+    is_over: &'a AtomicBool,
+}
+
+impl Drop for OpensAtEnd<'_> {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        self.gate.allow(ALL);
     }
 }
 
@@ -128,6 +152,12 @@ impl Operations for TwoFiles {
         self.written.fetch_add(1, Ordering::SeqCst);
         Ok(write.size)
     }
+
+    async fn release(&self, _: Caller, _: NodeId, _: Release) -> Reply<()> {
+        self.gate.pass();
+        self.released.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
 }
 
 /// Requests of the connection without an answer, those in the kernel's queue included.
@@ -148,51 +178,74 @@ fn is_asleep(thread: i32) -> bool {
     stat.rsplit_once(") ").unwrap().1.starts_with('S')
 }
 
+fn mount(files: &Arc<TwoFiles>, readers: usize) -> Mounted {
+    let options = SessionOptions {
+        readers: Some(readers),
+        transport: Transport::Device,
+        ..SessionOptions::default()
+    };
+    files.gate.allow(ALL);
+    Mounted::with(files.clone(), &Settings::default(), options)
+}
+
+/// Has the rogue's threads write again and again behind the closed gate, each after `rest`, until
+/// `test` is over or a write fails.
+fn beside_writers(mounted: &Mounted, gate: &Gate, rest: impl Fn() + Sync, test: impl FnOnce()) {
+    let rogue = File::options().write(true).open(mounted.path("rogue")).unwrap();
+    let is_over = AtomicBool::new(false);
+    gate.allow(0);
+    thread::scope(|scope| {
+        let _end = OpensAtEnd { gate, is_over: &is_over };
+        for _ in 0..WRITERS {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::SeqCst) && rogue.write_all_at(&[1; 4096], 0).is_ok() {
+                    rest();
+                }
+            });
+        }
+        test();
+    });
+}
+
 /// How many writes of the rogue were served before a request of the neighbour, which came when a
 /// write of each of the rogue's threads was there: in some rounds.
 fn served_before(is_one_tenant: bool) -> Vec<u64> {
     let files = Arc::new(TwoFiles { is_one_tenant, ..TwoFiles::default() });
-    let options = SessionOptions {
-        readers: Some(1),
-        transport: Transport::Device,
-        ..SessionOptions::default()
-    };
-    let mounted = Mounted::with(files.clone(), &Settings::default(), options);
+    let mounted = mount(&files, 1);
     let number = mounted.mount.number().unwrap();
-    let (is_over, thread) = (AtomicBool::new(false), AtomicI32::new(0));
-    let rogue = File::options().write(true).open(mounted.path("rogue")).unwrap();
     let neighbour = File::open(mounted.path("neighbour")).unwrap();
+    let thread = AtomicI32::new(0);
     let mut found = Vec::new();
-    files.gate.set_closed(true);
-    thread::scope(|scope| {
-        for _ in 0..WRITERS {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::SeqCst) {
-                    rogue.write_all_at(&[1; 4096], 0).unwrap();
-                }
-            });
-        }
-        for _ in 0..5 {
-            wait_until(|| files.gate.has_reader.load(Ordering::SeqCst));
-            wait_until(|| unanswered(number) == WRITERS);
-            let before = files.written.load(Ordering::SeqCst);
-            let request = scope.spawn(|| {
-                thread.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::SeqCst);
-                neighbour.metadata().unwrap()
-            });
-            wait_until(|| unanswered(number) == WRITERS + 1);
-            // It is counted a moment before it is in the kernel's queue.
-            wait_until(|| is_asleep(thread.load(Ordering::SeqCst)));
-            files.gate.set_closed(false);
-            request.join().unwrap();
-            files.gate.set_closed(true);
-            found.push(files.written_before.load(Ordering::SeqCst) - before);
-        }
-        is_over.store(true, Ordering::SeqCst);
-        files.gate.set_closed(false);
-    });
+    beside_writers(
+        &mounted,
+        &files.gate,
+        || {},
+        || {
+            for _ in 0..5 {
+                wait_until(|| files.gate.readers() == 1);
+                wait_until(|| unanswered(number) == WRITERS);
+                let before = files.written.load(Ordering::SeqCst);
+                thread::scope(|scope| {
+                    let request = scope.spawn(|| {
+                        thread.store(
+                            rustix::thread::gettid().as_raw_nonzero().get(),
+                            Ordering::SeqCst,
+                        );
+                        neighbour.metadata().unwrap()
+                    });
+                    wait_until(|| unanswered(number) == WRITERS + 1);
+                    // It is counted a moment before it is in the kernel's queue.
+                    wait_until(|| is_asleep(thread.load(Ordering::SeqCst)));
+                    files.gate.allow(ALL);
+                    request.join().unwrap();
+                    files.gate.allow(0);
+                });
+                found.push(files.written_before.load(Ordering::SeqCst) - before);
+            }
+        },
+    );
     assert!(mounted.counters().drained >= WRITERS);
-    drop((rogue, neighbour));
+    drop(neighbour);
     assert!(matches!(mounted.end(), End::Unmounted));
     found
 }
@@ -206,4 +259,85 @@ fn a_request_of_a_neighbour_overtakes_the_queue_of_a_rogue() {
     assert!(served.iter().all(|before| *before <= MOST), "FAIR-F3: {served:?}");
     let in_order = served_before(true);
     assert!(in_order.iter().all(|before| *before >= WRITERS / 2), "{in_order:?}");
+}
+
+#[test]
+fn all_readers_serve_the_requests_that_one_has_drained() {
+    if !needs::are_met() {
+        return;
+    }
+    const READERS: usize = 4;
+    const ROUNDS: u64 = 20;
+    let files = Arc::new(TwoFiles::default());
+    let mounted = mount(&files, READERS);
+    // Readers fall asleep between rounds.
+    let turnstile = Gate::default();
+    let written = || files.written.load(Ordering::SeqCst);
+    beside_writers(
+        &mounted,
+        &files.gate,
+        || turnstile.pass(),
+        || {
+            let _end = OpensAtEnd { gate: &turnstile, is_over: &AtomicBool::new(false) };
+            for done in 1..=ROUNDS {
+                files.gate.allow(WRITERS / 2);
+                wait_until(|| files.gate.readers() == READERS);
+                files.gate.allow(ALL);
+                wait_until(|| written() == done * WRITERS);
+                files.gate.allow(0);
+                turnstile.allow(WRITERS);
+            }
+        },
+    );
+    assert!(mounted.counters().drained >= WRITERS);
+    assert!(matches!(mounted.end(), End::Unmounted));
+}
+
+#[test]
+fn drained_writes_are_not_begun_when_the_connection_is_aborted() {
+    if !needs::are_met() {
+        return;
+    }
+    let files = Arc::new(TwoFiles::default());
+    let mounted = mount(&files, 1);
+    let number = mounted.mount.number().unwrap();
+    beside_writers(
+        &mounted,
+        &files.gate,
+        || {},
+        || {
+            wait_until(|| unanswered(number) == WRITERS);
+            files.gate.allow(MOST);
+            wait_until(|| files.gate.readers() == 1);
+            wait_until(|| unanswered(number) == WRITERS);
+            mounted.mount.abort().unwrap();
+        },
+    );
+    assert!(mounted.counters().drained > 0);
+    assert!(matches!(mounted.wait(), End::Aborted));
+    let written = files.written.load(Ordering::SeqCst);
+    assert!(written <= 2 * MOST, "BACKLOG-B3: {written}");
+}
+
+#[test]
+fn drained_requests_are_served_when_the_filesystem_is_unmounted() {
+    if !needs::are_met() {
+        return;
+    }
+    let files = Arc::new(TwoFiles::default());
+    let mounted = mount(&files, 1);
+    let number = mounted.mount.number().unwrap();
+    let open: Vec<_> = (0..WRITERS).map(|_| File::open(mounted.path("rogue")).unwrap()).collect();
+    let is_over = AtomicBool::new(false);
+    let end = OpensAtEnd { gate: &files.gate, is_over: &is_over };
+    files.gate.allow(0);
+    drop(open);
+    wait_until(|| unanswered(number) == WRITERS);
+    files.gate.allow(MOST);
+    wait_until(|| files.gate.readers() == 1);
+    assert!(mounted.counters().drained >= WRITERS - MOST);
+    mounted.mount.unmount().unwrap();
+    drop(end);
+    assert!(matches!(mounted.wait(), End::Unmounted));
+    assert_eq!(files.released.load(Ordering::SeqCst), WRITERS, "BACKLOG-B3");
 }

@@ -201,15 +201,10 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Queue<O, F>
         args.clear();
         args.extend_from_slice(argument);
         if Opcode::new(header.opcode) == Some(Opcode::Write) {
-            return Some(Message {
-                header,
-                args,
-                payload: Some(Payload::lent(lease)),
-                lease: None,
-            });
+            return Some(Message::new(header, args, Some(Payload::lent(lease)), None));
         }
         args.extend_from_slice(lease.payload());
-        Some(Message { header, args, payload: None, lease: Some(lease) })
+        Some(Message::new(header, args, None, Some(lease)))
     }
 
     fn commit(&mut self) -> io::Result<()> {
