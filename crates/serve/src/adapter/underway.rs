@@ -13,7 +13,7 @@
 //!              the next one. So a program that reads the same pages again and again delays no drop
 //!              for ever.
 //!
-//! A drop still waits in the kernel for a READ that the daemon has not received yet, for an answer
+//! A drop still waits in the kernel for a READ that the daemon has not begun yet, for an answer
 //! on its way, and for the write-back that the drop itself begins. `copyhold mount` and `umount`
 //! abort the connection of a daemon that is killed during such a wait.
 
