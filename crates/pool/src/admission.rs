@@ -288,17 +288,27 @@ impl Pool {
     }
 
     async fn wait_for_flush(&self) -> Result<(), PoolError> {
+        self.wait_for_rounds(|| !self.is_full()).await
+    }
+
+    /// Waits until flush rounds have made `has_room` true, or the pool stops.
+    pub(crate) async fn wait_for_rounds(
+        &self,
+        has_room: impl Fn() -> bool,
+    ) -> Result<(), PoolError> {
+        let look = || match self.health.check() {
+            Ok(()) => has_room().then_some(Ok(())),
+            Err(stopped) => Some(Err(stopped)),
+        };
         std::future::poll_fn(|cx| {
-            if let Err(stopped) = self.health.check() {
-                return Poll::Ready(Err(stopped));
-            }
-            if !self.is_full() {
-                return Poll::Ready(Ok(()));
+            if let Some(found) = look() {
+                return Poll::Ready(found);
             }
             self.admission.wake_later(cx.waker());
             self.flusher.kick();
-            // A record that was applied before the waker was registered has not woken it.
-            if self.is_full() { Poll::Pending } else { Poll::Ready(Ok(())) }
+            // A record that was applied, and a pool that stopped, before the waker was registered,
+            // have not woken it.
+            look().map_or(Poll::Pending, Poll::Ready)
         })
         .await
     }

@@ -15,9 +15,7 @@
 //!           takes any. A writer asks before its data is accepted; to write dirty data back asks
 //!           for room in the whole limit only (`admission`).
 
-use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::task::Poll;
 
 use copyhold_memory::{MemoryClass, MemoryOwner, Parts, Slot};
 
@@ -77,17 +75,5 @@ pub fn is_edit_part_used_up(pool: &Pool, owner: &MemoryOwner) -> bool {
 /// # Errors
 /// The pool has stopped.
 pub async fn wait_for_edit_part(pool: &Pool, owner: &MemoryOwner) -> Result<(), PoolError> {
-    poll_fn(|cx| {
-        if let Err(stopped) = pool.health.check() {
-            return Poll::Ready(Err(stopped));
-        }
-        if !is_edit_part_used_up(pool, owner) {
-            return Poll::Ready(Ok(()));
-        }
-        pool.admission.wake_later(cx.waker());
-        pool.flusher.kick();
-        // A round that ended before the waker was registered has not woken it.
-        if is_edit_part_used_up(pool, owner) { Poll::Pending } else { Poll::Ready(Ok(())) }
-    })
-    .await
+    pool.wait_for_rounds(|| !is_edit_part_used_up(pool, owner)).await
 }

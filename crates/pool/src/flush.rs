@@ -156,6 +156,8 @@ pub(crate) async fn run(pool: Weak<Pool>) {
     loop {
         let Some(strong) = pool.upgrade() else { return };
         if strong.is_closing() || strong.health.check().is_err() {
+            // No round follows that would wake them.
+            strong.admission.wake();
             return;
         }
         drop(strong);
@@ -168,6 +170,10 @@ pub(crate) async fn run(pool: Weak<Pool>) {
         };
         let flushed_nothing = !matches!(flushed, Ok(true)) && strong.wants_rounds();
         strong.admission.parts.note_round(flushed_nothing);
+        if flushed_nothing {
+            // EDITS-E2: groups wait for no part meanwhile, so not until the pause has ended.
+            strong.admission.wake();
+        }
         match flushed {
             // Nothing can be flushed now; the waiters would only kick again.
             Ok(false) if strong.is_full() => {
