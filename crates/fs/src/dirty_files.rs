@@ -40,8 +40,8 @@ struct Dirty<T> {
     file: T,
     tenant: SubvolId,
     since: Nanos,
-    /// The task that is writing it.
-    writer: Option<TaskId>,
+    /// The task that is writing it, and since when.
+    writer: Option<(TaskId, Nanos)>,
 }
 
 impl<T: Clone> DirtyFiles<T> {
@@ -73,21 +73,24 @@ impl<T: Clone> DirtyFiles<T> {
         self.head(tenant).map(|(_, node)| (tenant, node))
     }
 
-    /// A task begins to write a file that waits; blocks that become dirty meanwhile are so since
-    /// `now`.
+    /// A task begins to write a file that waits. If it writes, blocks that become dirty meanwhile
+    /// are so since `now`.
     pub(crate) fn begin(&mut self, node: NodeId, now: Nanos, task: TaskId) -> Option<T> {
         let dirty = self.files.get_mut(&node).filter(|dirty| dirty.writer.is_none())?;
         let (tenant, since, file) = (dirty.tenant, dirty.since, dirty.file.clone());
-        (dirty.since, dirty.writer) = (now, Some(task));
+        dirty.writer = Some((task, now));
         self.wait(tenant, |queue| queue.remove(&(tenant, since, node)));
         Some(file)
     }
 
-    /// The task has ended; the file waits again (DIRTYSET-D3).
-    pub(crate) fn ended(&mut self, node: NodeId, task: TaskId) {
+    /// The task has ended; the file waits again (DIRTYSET-D3), as old as before if the task did
+    /// not write.
+    pub(crate) fn ended(&mut self, node: NodeId, task: TaskId, has_written: bool) {
         let dirty = self.files.get_mut(&node);
-        if let Some(dirty) = dirty.filter(|dirty| dirty.writer == Some(task)) {
-            dirty.writer = None;
+        let is_its = |dirty: &Dirty<T>| dirty.writer.is_some_and(|(writer, _)| writer == task);
+        if let Some(dirty) = dirty.filter(|dirty| is_its(dirty)) {
+            let begun = dirty.writer.take().map(|(_, begun)| begun);
+            dirty.since = begun.filter(|_| has_written).unwrap_or(dirty.since);
             let (tenant, since) = (dirty.tenant, dirty.since);
             self.wait(tenant, |queue| queue.insert((tenant, since, node)));
         }
@@ -181,7 +184,7 @@ mod tests {
         assert_eq!(oldest(&dirty, Nanos::MAX), Some(two));
         dirty.remove(two);
         assert_eq!(oldest(&dirty, Nanos::MAX), Some(three));
-        dirty.ended(one, TASK);
+        dirty.ended(one, TASK, true);
         assert_eq!((oldest(&dirty, 9), dirty.begin(three, 11, TASK)), (Some(three), Some("three")));
         assert_eq!(oldest(&dirty, Nanos::MAX), Some(one));
         assert_eq!((dirty.all(), dirty.of(SubvolId::ROOT)), (vec!["one", "three"], vec!["one"]));
@@ -193,8 +196,17 @@ mod tests {
         dirty.insert(node(1, 7), &(), SubvolId(1), 3);
         dirty.begin(node(1, 7), 4, TASK);
         dirty.remove(node(1, 7));
-        dirty.ended(node(1, 7), TASK);
+        dirty.ended(node(1, 7), TASK, true);
         assert!(dirty.is_empty() && oldest(&dirty, Nanos::MAX).is_none());
+    }
+
+    #[test]
+    fn a_file_is_as_old_as_before_if_its_task_has_not_written() {
+        let mut dirty = DirtyFiles::default();
+        dirty.insert(node(1, 7), &(), SubvolId(1), 3);
+        dirty.begin(node(1, 7), 9, TASK);
+        dirty.ended(node(1, 7), TASK, false);
+        assert_eq!(oldest(&dirty, 3), Some(node(1, 7)), "WRITERS-W3");
     }
 
     /// DIRTYSET-D3.
@@ -206,9 +218,9 @@ mod tests {
         dirty.remove(node(1, 7));
         dirty.insert(node(1, 7), &(), SubvolId(1), 5);
         assert!(dirty.begin(node(1, 7), 6, next).is_some());
-        dirty.ended(node(1, 7), late);
+        dirty.ended(node(1, 7), late, true);
         assert_eq!(oldest(&dirty, Nanos::MAX), None);
-        dirty.ended(node(1, 7), next);
+        dirty.ended(node(1, 7), next, true);
         assert_eq!(oldest(&dirty, Nanos::MAX), Some(node(1, 7)));
     }
 
@@ -217,8 +229,8 @@ mod tests {
         Insert(NodeId, SubvolId),
         Remove(NodeId),
         Begin(NodeId),
-        /// Of the task that began it so many begins ago, of any file.
-        End(NodeId, u64),
+        /// Of the task that began it so many begins ago, of any file; whether it wrote.
+        End(NodeId, u64, bool),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -228,7 +240,8 @@ mod tests {
                 .prop_map(|(file, tenant)| Step::Insert(file, SubvolId(tenant))),
             file.clone().prop_map(Step::Remove),
             file.clone().prop_map(Step::Begin),
-            (file, 0..3_u64).prop_map(|(file, ago)| Step::End(file, ago)),
+            (file, 0..3_u64, any::<bool>())
+                .prop_map(|(file, ago, wrote)| Step::End(file, ago, wrote)),
         ]
     }
 
@@ -240,7 +253,7 @@ mod tests {
             passed in 1..4_u32,
         ) {
             let mut dirty = DirtyFiles::default();
-            let mut plain: BTreeMap<NodeId, (Nanos, SubvolId, Option<TaskId>)> = BTreeMap::new();
+            let mut plain: BTreeMap<NodeId, (Nanos, SubvolId, Option<(TaskId, Nanos)>)> = BTreeMap::new();
             let mut last = 0;
             for (now, step) in steps.into_iter().enumerate() {
                 let now = now as Nanos;
@@ -259,16 +272,18 @@ mod tests {
                         let begun = dirty.begin(file, now, TaskId(last));
                         prop_assert_eq!(begun.is_some(), may.is_some());
                         may.into_iter()
-                            .for_each(|entry| (entry.0, entry.2) = (now, Some(TaskId(last))));
+                            .for_each(|entry| entry.2 = Some((TaskId(last), now)));
                     }
-                    Step::End(file, ago) => {
+                    Step::End(file, ago, wrote) => {
                         let task = TaskId(last.saturating_sub(ago));
-                        dirty.ended(file, task);
-                        plain
-                            .get_mut(&file)
-                            .filter(|(.., writer)| *writer == Some(task))
-                            .into_iter()
-                            .for_each(|entry| entry.2 = None);
+                        dirty.ended(file, task, wrote);
+                        let is_its = |writer: &(TaskId, Nanos)| writer.0 == task;
+                        if let Some(entry) = plain.get_mut(&file)
+                            && let Some((_, begun)) = entry.2.filter(is_its)
+                        {
+                            entry.0 = if wrote { begun } else { entry.0 };
+                            entry.2 = None;
+                        }
                     }
                 }
                 for due in [now / 2, Nanos::MAX] {

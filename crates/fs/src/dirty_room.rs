@@ -10,23 +10,27 @@
 //!               nothing of its data is to leave memory any more.
 //! DIRTYROOM-D3  A writer of a group above its `max` waits for dirty data of its own subvolume.
 //!               With none left it goes on (`forced`): no limit of memory stops a write for ever.
-//! DIRTYROOM-D4  While a writer waits, each task that ends is followed by others, if files wait.
+//! DIRTYROOM-D4  While a writer waits, files of its tenant are written, and each task that ends is
+//!               followed by others, if files wait. Data of other tenants stays in memory then,
+//!               while less than half of the limit is used.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use copyhold_memory::{
     Event as MemoryEvent, Limit, MemoryClass, MemoryOwner, Room, Scarce, stalled,
 };
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Nanos, SubvolId};
+use copyhold_volume::tenant_of;
 use event_listener::{Event, IntoNotification};
 use futures_util::future::select;
 
 use crate::inode::{Inode, InodeRef};
 use crate::subvol::Subvol;
 use crate::throttle::reclaim_over;
+use crate::writers::List;
 use crate::{Filesystem, FsError, Result};
 
 pub(crate) struct DirtyRoom {
@@ -39,22 +43,29 @@ pub(crate) struct DirtyRoom {
     /// Half of the limit is free: no group waits for its part.
     relief: Event,
     failures: Mutex<Failures, of::DirtyFailures>,
-    waiters: AtomicUsize,
 }
 
 /// A writer that waits, until it is dropped.
-struct Waiter<'a>(&'a AtomicUsize);
+struct Waiter<'a> {
+    list: &'a Mutex<List, of::DirtyFiles>,
+    tenant: SubvolId,
+}
 
 impl<'a> Waiter<'a> {
-    fn of(room: &'a DirtyRoom) -> Waiter<'a> {
-        room.waiters.fetch_add(1, Relaxed);
-        Waiter(&room.waiters)
+    fn of(fs: &'a Filesystem, subvol: &Subvol) -> Waiter<'a> {
+        let (list, tenant) = (&fs.flusher.list, tenant_of(&fs.volumes, subvol.id()));
+        *list.lock().waiters.entry(tenant).or_default() += 1;
+        Waiter { list, tenant }
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
+        let waiters = &mut self.list.lock().waiters;
+        if let Some(count) = waiters.get_mut(&self.tenant) {
+            *count -= 1;
+        }
+        waiters.retain(|_, count| *count > 0);
     }
 }
 
@@ -93,7 +104,6 @@ impl DirtyRoom {
             room: Event::new(),
             relief: Event::new(),
             failures: Mutex::new(Failures::default()),
-            waiters: AtomicUsize::new(0),
         }
     }
 
@@ -103,11 +113,6 @@ impl DirtyRoom {
 
     pub(crate) fn is_half_used(&self) -> bool {
         self.bytes.is_half_used()
-    }
-
-    /// DIRTYROOM-D4.
-    pub(crate) fn is_waited_for(&self) -> bool {
-        self.waiters.load(Relaxed) > 0
     }
 
     /// `blocks` more of a file are in memory.
@@ -181,7 +186,7 @@ impl Filesystem {
     pub(crate) async fn wait_for_room(self: &Arc<Self>, subvol: &Subvol) -> Result<()> {
         let owner = subvol.volume.owner();
         if owner.is_near_limit()
-            && let Some(over) = reclaim_over(self, owner, Limit::Max)
+            && let Some(over) = reclaim_over(self, subvol, Limit::Max)
         {
             over.group.count(MemoryEvent::Max);
         }
@@ -197,7 +202,7 @@ impl Filesystem {
 
     async fn wait_for_dirty_room(self: &Arc<Self>, subvol: &Subvol) -> Result<()> {
         let waiting = &self.flusher.room;
-        let _waiter = Waiter::of(waiting);
+        let _waiter = Waiter::of(self, subvol);
         loop {
             let wait = self.wait_of(subvol);
             let relief = waiting.relief.listen();
@@ -212,7 +217,10 @@ impl Filesystem {
             self.writable()?;
             self.pool_runs()?;
             let before = waiting.course(wait, subvol);
-            self.start_writers(Nanos::MAX);
+            match wait {
+                Some(Wait::Any) => self.start_writers(Nanos::MAX),
+                _ => self.start_writers_waited_for(),
+            }
             select(listener, relief).await;
             let now = waiting.course(wait, subvol);
             let has_failed =
@@ -238,13 +246,14 @@ impl Filesystem {
 
 /// Whether this group, or one above, is above its `max`.
 fn is_above_max(owner: &MemoryOwner) -> bool {
-    owner.over_limit(0).is_some_and(|over| over.limit == Limit::Max)
+    owner.over_limit(Limit::Max, 0).is_some()
 }
 
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
 
+    use copyhold_memory::GroupLimits;
     use copyhold_runtime::{Rt, SeededRuntime};
     use futures_util::FutureExt;
 
@@ -290,6 +299,27 @@ mod tests {
             assert!(matches!(error, FsError::Invalid(_)), "{error}");
             room.forget(&first, LIMIT_BLOCKS / 2);
             room.forget(&second, LIMIT_BLOCKS / 8 - 1);
+            fs.close().await.unwrap();
+        });
+    }
+
+    /// DIRTYROOM-D4.
+    #[test]
+    fn a_writer_above_max_has_only_data_of_its_own_tenant_written() {
+        let rt = SeededRuntime::new(6);
+        rt.block_on(async {
+            let fs = open(&(rt.clone() as Rt), 1 << 30).await;
+            let (one, two) = (tenant(&fs, "one").await, tenant(&fs, "two").await);
+            let written = dirty_file(&fs, one, "file", 8).await;
+            let kept = dirty_file(&fs, two, "file", 8).await;
+            let subvol = fs.inode(written).await.unwrap().subvol.clone();
+            let owner = |of| fs.volumes.subvol(of).unwrap().owner().clone();
+            let limits = GroupLimits { max: 0, ..GroupLimits::default() };
+            owner(one).set_limits(&limits);
+            fs.wait_for_room(&subvol).await.unwrap();
+            let dirty = [one, two].map(|of| owner(of).charged(MemoryClass::Dirty));
+            assert_eq!(dirty[0], 0);
+            assert!(dirty[1] > 0, "another tenant's data stays: {kept}");
             fs.close().await.unwrap();
         });
     }

@@ -80,6 +80,7 @@ mod tenants;
 mod testing;
 mod throttle;
 mod uses;
+mod walks;
 mod writeback;
 mod writers;
 mod xattr;

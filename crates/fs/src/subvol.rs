@@ -15,6 +15,7 @@ use event_listener::Event;
 
 use crate::leftovers::Leftovers;
 use crate::refusal_pace::Deletions;
+use crate::walks::Walks;
 use crate::{FsError, NodeId, Result};
 
 /// The files of the subvolume that a transaction is applied to: any table behind the pool's own.
@@ -43,6 +44,8 @@ pub(crate) struct Subvol {
     /// How often dirty blocks of it have left memory.
     pub(crate) dirty_progress: AtomicU64,
     pub(crate) owed_delay: OwedDelay,
+    /// By limit.
+    pub(crate) walks: [Walks; 2],
 }
 
 impl Subvol {
@@ -61,6 +64,7 @@ impl Subvol {
             dirty_room: Event::new(),
             dirty_progress: AtomicU64::new(0),
             owed_delay: OwedDelay::default(),
+            walks: Default::default(),
         }
     }
 

@@ -9,12 +9,16 @@
 //! THROTTLE-T1  A request that waits here has no lock that suspends a task.
 //! THROTTLE-T2  Above `high`, an fsync and a removal are not delayed, no request fails, and a
 //!              request waits two seconds at most. Delays too short for a timer add up, for the
-//!              next requests of the subvolume.
+//!              next requests of the subvolume. The creation of a file above `max` is delayed as
+//!              one above a `high` of as much.
+//! THROTTLE-T3  Bytes that a cache in front took earlier are not delayed: the kernel writes its
+//!              pages back for others, too.
 
 use copyhold_memory::{Event, Limit, MemoryOwner, OverLimit, delay_above_high, stalled};
 use copyhold_pool::{is_edit_part_used_up, reclaim_nodes, wait_for_edit_part};
 use copyhold_types::BLOCK_BYTES;
 
+use crate::item_bytes::INODE_BYTES;
 use crate::subvol::Subvol;
 use crate::{Filesystem, Result};
 
@@ -27,32 +31,54 @@ pub(crate) async fn before_change(fs: &Filesystem, owner: &MemoryOwner) -> Resul
     Ok(())
 }
 
-/// For a change that adds so many bytes: waits if the group is above its `high`.
+/// After a write of so many bytes: waits if the group is above its `high`.
 pub(crate) async fn slow_above_high(fs: &Filesystem, subvol: &Subvol, bytes: usize) {
-    let owner = subvol.volume.owner();
-    if owner.is_near_limit() {
-        Box::pin(delay(fs, subvol, owner, bytes)).await;
+    slow(fs, subvol, bytes, &[Limit::High]).await;
+}
+
+/// Before the creation of a file: waits if the group is above its `high`, or its `max`: no data
+/// that could be written back makes room for inodes.
+pub(crate) async fn slow_creation(fs: &Filesystem, subvol: &Subvol) {
+    slow(fs, subvol, INODE_BYTES, &[Limit::High, Limit::Max]).await;
+}
+
+async fn slow(fs: &Filesystem, subvol: &Subvol, bytes: usize, limits: &[Limit]) {
+    if subvol.volume.owner().is_near_limit() {
+        Box::pin(delay(fs, subvol, bytes, limits)).await;
     }
 }
 
-async fn delay(fs: &Filesystem, subvol: &Subvol, owner: &MemoryOwner, bytes: usize) {
-    let Some(OverLimit { group, over, .. }) = reclaim_over(fs, owner, Limit::High) else { return };
-    group.count(Event::High);
+async fn delay(fs: &Filesystem, subvol: &Subvol, bytes: usize, limits: &[Limit]) {
     let pages = bytes.div_ceil(BLOCK_BYTES) as u64;
-    let delay = delay_above_high(over, group.limits().high, pages);
+    let delays = limits.iter().filter_map(|limit| {
+        let OverLimit { group, over, .. } = reclaim_over(fs, subvol, *limit)?;
+        let (event, bound) = match limit {
+            Limit::High => (Event::High, group.limits().high),
+            Limit::Max => (Event::Max, group.limits().max),
+        };
+        group.count(event);
+        Some(delay_above_high(over, bound, pages))
+    });
+    let Some(delay) = delays.max() else { return };
     if let Some(owed) = subvol.owed_delay.add(delay) {
+        let owner = subvol.volume.owner();
         stalled(owner, || fs.rt.now(), fs.rt.sleep(owed)).await;
     }
 }
 
-/// The group that is above this limit although its caches were reclaimed.
-pub(crate) fn reclaim_over(
-    fs: &Filesystem,
-    owner: &MemoryOwner,
-    limit: Limit,
-) -> Option<OverLimit> {
-    let over = || owner.over_limit(0).filter(|over| over.limit == limit);
-    let OverLimit { group, over: bytes, .. } = over()?;
-    reclaim_nodes(&fs.pool, &group, bytes);
+/// The group that is above this limit although its nodes were reclaimed.
+pub(crate) fn reclaim_over(fs: &Filesystem, subvol: &Subvol, limit: Limit) -> Option<OverLimit> {
+    let over = || subvol.volume.owner().over_limit(limit, 0);
+    let walks = &subvol.walks[limit as usize];
+    let Some(OverLimit { group, over: bytes, .. }) = over() else {
+        walks.note_left(0);
+        return None;
+    };
+    if walks.is_due(bytes) {
+        reclaim_nodes(&fs.pool, &group, bytes);
+        let left = over();
+        walks.note_left(left.as_ref().map_or(0, |left| left.over));
+        return left;
+    }
     over()
 }

@@ -57,6 +57,8 @@ pub(crate) struct WriterTask {
     tenant: SubvolId,
     files: Vec<InodeRef>,
     has_left: AtomicBool,
+    /// It has asked for room at the device.
+    has_begun: AtomicBool,
 }
 
 impl Writers {
@@ -92,6 +94,8 @@ pub(crate) struct List {
     pub(crate) timer: bool,
     pub(crate) writers: Writers,
     pub(crate) ended: bool,
+    /// Writers that wait for data to be written, by tenant.
+    pub(crate) waiters: BTreeMap<SubvolId, usize>,
 }
 
 impl List {
@@ -117,7 +121,15 @@ impl List {
 impl Filesystem {
     /// Starts writing files that have been dirty since `due` or longer, the oldest first.
     pub(crate) fn start_writers(self: &Arc<Self>, due: Nanos) {
-        while let Some(task) = self.next_task(due) {
+        while let Some(task) = self.next_task(due, |_, _| true) {
+            self.spawn_writer(task);
+        }
+    }
+
+    /// Starts writing files of tenants whose writers wait (DIRTYROOM-D4).
+    pub(crate) fn start_writers_waited_for(self: &Arc<Self>) {
+        let waits = |list: &List, tenant| list.waiters.contains_key(&tenant);
+        while let Some(task) = self.next_task(Nanos::MAX, waits) {
             self.spawn_writer(task);
         }
     }
@@ -137,12 +149,19 @@ impl Filesystem {
     }
 
     /// The next task: for the file that has waited longest of the tenants that may have one more,
-    /// and, while they are small, for those that have waited longest after it (WRITERS-W2).
-    fn next_task(&self, due: Nanos) -> Option<WriterTask> {
+    /// and, while they are small, for those that have waited longest after it (WRITERS-W2); all of
+    /// tenants that are `chosen`.
+    fn next_task(
+        &self,
+        due: Nanos,
+        chosen: impl Fn(&List, SubvolId) -> bool,
+    ) -> Option<WriterTask> {
         let now = self.rt.now();
         let mut task = {
             let mut list = self.flusher.list.lock();
-            let may = |tenant| list.may_begin(tenant, self.writers_max(tenant, now));
+            let may = |tenant| {
+                chosen(&list, tenant) && list.may_begin(tenant, self.writers_max(tenant, now))
+            };
             let (tenant, node) = list.files.oldest(due, may)?;
             WriterTask::begin(&mut list, tenant, node, now)?
         };
@@ -150,7 +169,8 @@ impl Filesystem {
         while task.files.len() < GROUP_BLOCKS {
             let next = {
                 let list = self.flusher.list.lock();
-                let may = |of| of == task.tenant || list.has_turn(of, self.writers_max(of, now));
+                let has_turn = |of| list.has_turn(of, self.writers_max(of, now));
+                let may = |of| of == task.tenant || (chosen(&list, of) && has_turn(of));
                 list.files.oldest(due, may).and_then(|(_, node)| list.files.find(node))
             };
             // Its state comes before the list in the order of locks.
@@ -211,13 +231,17 @@ impl Filesystem {
             if !task.has_left.load(Relaxed) {
                 list.writers.end(task.tenant);
             }
-            task.files.iter().for_each(|inode| list.files.ended(inode.node, task.id));
+            let has_begun = task.has_begun.load(Relaxed);
+            let ended = |inode: &InodeRef| list.files.ended(inode.node, task.id, has_begun);
+            task.files.iter().for_each(ended);
         }
         task.files.iter().for_each(|inode| self.unlist_if_clean(inode));
         if task.files.iter().any(|inode| inode.state().error.is_some()) {
             self.flusher.room.wake_all();
-        } else if self.flusher.room.is_half_used() || self.flusher.room.is_waited_for() {
+        } else if self.flusher.room.is_half_used() {
             self.start_writers(Nanos::MAX);
+        } else {
+            self.start_writers_waited_for();
         }
     }
 }
@@ -228,7 +252,8 @@ impl WriterTask {
         let id = list.writers.next_id();
         let inode = list.files.begin(node, now, id)?;
         list.writers.begin(tenant);
-        Some(WriterTask { id, tenant, files: vec![inode], has_left: AtomicBool::new(false) })
+        let no = || AtomicBool::new(false);
+        Some(WriterTask { id, tenant, files: vec![inode], has_left: no(), has_begun: no() })
     }
 
     /// Writes all of the file that is dirty now, one batch being summed while another is being
@@ -267,6 +292,7 @@ impl WriterTask {
 
     /// Waits for room at the device for so many blocks, or fewer (FLIGHT-L1).
     pub(crate) async fn take_room(&self, fs: &Filesystem, blocks: usize) -> Flying {
+        self.has_begun.store(true, Relaxed);
         let is_beside = || fs.flusher.foreground.is_beside(self.tenant, fs.rt.now());
         let max = || if is_beside() { BESIDE } else { ALONE };
         fs.flusher.flight.take((blocks * BLOCK_BYTES) as u64, max).await
@@ -413,7 +439,7 @@ mod tests {
             let large = dirty_file(&fs, two, "large", LARGE).await;
             let last = dirty_file(&fs, one, "last", 1).await;
             let next = || {
-                let task = fs.next_task(Nanos::MAX).unwrap();
+                let task = fs.next_task(Nanos::MAX, |_, _| true).unwrap();
                 (task.tenant, task.files.iter().map(|inode| inode.node).collect::<Vec<_>>())
             };
             assert_eq!(next(), (one, vec![small, smaller]));

@@ -11,7 +11,7 @@ use crate::owner::{MemoryOwner, STEP};
 /// A limit of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Limit {
-    /// Above it, the group's caches are reclaimed and its writers are delayed.
+    /// Above it, the group's nodes are reclaimed and its writers are delayed.
     High,
     /// Nothing passes it.
     Max,
@@ -32,20 +32,17 @@ impl MemoryOwner {
         self.judged().0.load(Relaxed) != self.ledger().limits.load(Relaxed)
     }
 
-    /// The nearest group, from this one upwards, that would pass its `max` with `more` bytes of
-    /// this owner; or else its `high`.
-    pub fn over_limit(&self, more: u64) -> Option<OverLimit> {
+    /// The nearest group, from this one upwards, that would pass this limit of its own with `more`
+    /// bytes of this owner.
+    pub fn over_limit(&self, limit: Limit, more: u64) -> Option<OverLimit> {
         if !self.is_near_limit() {
             return None;
         }
-        let chain = self.report();
-        let over = |(group, all): &(MemoryOwner, i64), limit: Limit| {
-            let over = (*all).max(0) as u64 + more;
-            let over = over.checked_sub(group.limit(limit)).filter(|over| *over > 0)?;
-            Some(OverLimit { group: group.clone(), limit, over })
-        };
-        let nearest = |limit| chain.iter().find_map(|of| over(of, limit));
-        nearest(Limit::Max).or_else(|| nearest(Limit::High))
+        self.report().into_iter().find_map(|(group, all)| {
+            let all = all.max(0) as u64 + more;
+            let over = all.checked_sub(group.limit(limit)).filter(|over| *over > 0)?;
+            Some(OverLimit { group, limit, over })
+        })
     }
 
     /// It has other limits (LEDGER-L2).
@@ -135,35 +132,38 @@ mod tests {
         let charge = one.charge(MemoryClass::Node, 600 << 10);
         assert!(!one.is_near_limit(), "LEDGER-L3");
         top.set_limits(&max(1 << 20));
-        assert_eq!(two.over_limit(0), None);
+        assert_eq!(two.over_limit(Limit::Max, 0), None);
         assert!(!two.is_near_limit());
         let more = two.charge(MemoryClass::Dirty, 500 << 10);
         let over = |more| OverLimit { group: top.clone(), limit: Limit::Max, over: more };
-        assert_eq!(two.over_limit(0), Some(over(76 << 10)));
-        assert_eq!(one.over_limit(5), None, "LEDGER-L2: its last report was before");
+        assert_eq!(two.over_limit(Limit::Max, 0), Some(over(76 << 10)));
+        assert_eq!(one.over_limit(Limit::Max, 5), None, "LEDGER-L2: its last report was before");
         charge.change(64 << 10);
-        assert_eq!(one.over_limit(5), Some(over((140 << 10) + 5)));
-        assert_eq!(other.over_limit(1 << 40), None);
+        assert_eq!(one.over_limit(Limit::Max, 5), Some(over((140 << 10) + 5)));
+        assert_eq!(other.over_limit(Limit::Max, 1 << 40), None);
         drop(more);
-        assert_eq!(one.over_limit(0), None);
+        assert_eq!(one.over_limit(Limit::Max, 0), None);
     }
 
     #[test]
-    fn max_comes_before_high_and_the_nearest_group_before_those_above() {
+    fn each_limit_is_asked_by_itself_and_the_nearest_group_comes_first() {
         let memory = Memory::default();
         let [top, one] = std::array::from_fn(|_| memory.add_owner());
         one.set_holder(Some(&top));
         top.set_limits(&GroupLimits { high: 100, ..max(500) });
         one.set_limits(&GroupLimits { high: 50, ..max(900) });
-        let found = |bytes| one.over_limit(bytes).map(|of| (of.group == top, of.limit, of.over));
-        assert_eq!(found(50), None);
-        assert_eq!(found(60), Some((false, Limit::High, 10)));
-        assert_eq!(found(200), Some((false, Limit::High, 150)));
-        assert_eq!(found(600), Some((true, Limit::Max, 100)));
-        assert_eq!(found(1000), Some((false, Limit::Max, 100)));
+        let found = |bytes| {
+            let over = |limit| one.over_limit(limit, bytes);
+            [Limit::High, Limit::Max].map(|of| over(of).map(|of| (of.group == top, of.over)))
+        };
+        assert_eq!(found(50), [None, None]);
+        assert_eq!(found(60), [Some((false, 10)), None]);
+        assert_eq!(found(600), [Some((false, 550)), Some((true, 100))]);
+        assert_eq!(found(1000), [Some((false, 950)), Some((false, 100))]);
         let new = memory.add_owner();
         new.set_holder(Some(&one));
-        assert_eq!(new.over_limit(60).map(|of| of.over), Some(10), "LEDGER-L2: it has moved");
+        let over = new.over_limit(Limit::High, 60).map(|of| of.over);
+        assert_eq!(over, Some(10), "LEDGER-L2: it has moved");
     }
 
     #[derive(Clone, Debug)]
@@ -232,7 +232,7 @@ mod tests {
                             let sum: i64 = of_inside.flat_map(|at| charged[at]).sum();
                             sum as u64 + more
                         };
-                        let found = owners[g].over_limit(more);
+                        let found = owners[g].over_limit(Limit::Max, more);
                         let slack = ((GROUPS * MemoryClass::ALL.len()) as i64 * STEP) as u64;
                         let above = std::iter::successors(Some(g), |at| holders[*at]);
                         for of in above {

@@ -12,7 +12,7 @@ use crate::filesystem::new_item;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::subvol::FILES;
-use crate::throttle::{before_change, slow_above_high};
+use crate::throttle::{before_change, slow_creation};
 use crate::{
     Caller, Entry, FileFlags, FileKind, Filesystem, FsError, NodeId, OpenFlags, Result, Sabotage,
     Uses, privileges,
@@ -166,7 +166,7 @@ impl Filesystem {
         self.permit_in(&dir.subvol)?;
         dir.expect_dir()?;
         before_change(self, dir.subvol.volume.owner()).await?;
-        slow_above_high(self, &dir.subvol, INODE_BYTES).await;
+        slow_creation(self, &dir.subvol).await;
         let inherited = self.inherited_acl(&dir, FileKind::Regular, mode, caller.umask).await?;
         let ino = self.next_ino(&dir.subvol).await?;
         let mut acls = inherited.xattrs(&dir.subvol, ino)?;
@@ -208,7 +208,7 @@ impl Filesystem {
         self.permit_in(&dir.subvol)?;
         dir.expect_dir()?;
         before_change(self, dir.subvol.volume.owner()).await?;
-        slow_above_high(self, &dir.subvol, INODE_BYTES).await;
+        slow_creation(self, &dir.subvol).await;
         let name = Name::to_make(name)?;
         let _entries = dir.lock.write().await;
         let bucket = self.bucket(&dir, name.bytes()).await?;

@@ -37,9 +37,9 @@ impl Filesystem {
         files: &[InodeRef],
         task: &WriterTask,
     ) -> Result<()> {
+        let versions: Vec<u64> = files.iter().map(|file| file.state().data.version()).collect();
         let ready = files.iter().map(|file| file.state().data.ready()).sum();
         let flying = task.take_room(self, ready).await;
-        let versions: Vec<u64> = files.iter().map(|file| file.state().data.version()).collect();
         let (mut batches, mut left) = (Vec::with_capacity(files.len()), flying.blocks());
         for (file, version) in files.iter().zip(&versions) {
             let Some(batch) = WritebackJob::take(self, file, *version, false, left) else {

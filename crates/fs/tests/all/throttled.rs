@@ -7,7 +7,7 @@ use copyhold_fs::{
     Caller, FallocateMode, FileFlags, Filesystem, FsError, NodeId, OpenFlags, Options, RenameFlags,
     SetAttr, WriteFlags,
 };
-use copyhold_memory::{Event, GroupLimits, MemoryOwner, Stat};
+use copyhold_memory::{Event, GroupLimits, MemoryClass, MemoryOwner, Stat};
 use copyhold_pool::{Limits, OpenOptions, Pool, is_edit_part_used_up};
 use copyhold_runtime::{Rt, Runtime};
 use copyhold_types::{Nanos, SubvolId};
@@ -181,6 +181,36 @@ fn a_writer_above_the_limit_waits_for_its_own_data_and_goes_on_without_any() {
             let counts = owner.counts();
             assert!(counts.event(Event::Max) > 0 && counts.stat(Stat::Throttle) > 0);
             assert_eq!(counts.event(Event::Forced) > 0, max == 0);
+            world.close(fs).await;
+        });
+    }
+}
+
+/// THROTTLE-T2: also above `max`, and of two limits neither hides the other.
+#[test]
+fn a_creation_above_a_limit_is_delayed_and_a_cached_write_is_not() {
+    const MIB: u64 = 1 << 20;
+    let (none, long) = (GroupLimits::default(), Duration::from_millis(10));
+    let high = GroupLimits { high: 2 * MIB, ..none };
+    for limits in [high, GroupLimits { max: 3 * MIB, ..high }, GroupLimits { max: 3 * MIB, ..none }]
+    {
+        let world = World::new(85, 65_536);
+        world.run(async {
+            let fs = world.open().await;
+            let (file, owner) = limited(&fs, limits).await;
+            let _used = owner.charge(MemoryClass::Lookup, 5 << 20);
+            let before = world.rt.now();
+            let waited = || Duration::from_nanos(world.rt.now() - before);
+            let cached = WriteFlags { accepted: true, ..WriteFlags::default() };
+            fs.write(file, 0, b"x", cached).await.unwrap();
+            assert!(waited() < long, "THROTTLE-T3: {:?} with {limits:?}", waited());
+            make(&fs, root_of(file.subvol), "new").await.unwrap();
+            assert!(waited() >= long, "{:?} with {limits:?}", waited());
+            if limits.high < u64::MAX {
+                let before = world.rt.now();
+                fs.write(file, 0, b"x", WriteFlags::default()).await.unwrap();
+                assert!(Duration::from_nanos(world.rt.now() - before) >= long, "{limits:?}");
+            }
             world.close(fs).await;
         });
     }
