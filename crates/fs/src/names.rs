@@ -13,14 +13,16 @@
 //!           directory's shared lock; a change that makes the name removes the entry under the
 //!           exclusive lock, before it is applied; a removal inserts under that lock, after it is
 //!           applied. So a hit without any lock is an answer from a moment within the look-up.
-//! NAMES-N2  Entries created = live + pruned + forced + turned positive + dropped, for each
-//!           tenant.
+//! NAMES-N2  Entries created = live + pruned + forced + turned positive + dropped + replaced,
+//!           for each tenant.
 //! NAMES-N3  An entry that the front end is being made to forget is *doomed* until that is done.
 //!           It counts until then. If a look-up hits it meanwhile, it stays: the front end may
 //!           know the name again.
 //! NAMES-N4  Entries take memory of their tenant (class `name`), and are shared out by weight
 //!           when they are scarce. Above its part a tenant loses the cold names of its own first;
 //!           a tenant within its part loses none to others.
+//! NAMES-N5  Beyond the limit and a small excess, a new entry takes the place of a cold one,
+//!           also if the front end keeps that name: so the memory for entries has a bound.
 //!
 //! Without a front end that keeps names, an insertion at the limit evicts at once. With one
 //! ([`AbsentNames::keep_for_front_end`]) an insertion never waits and never fails: the front end
@@ -37,7 +39,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use copyhold_format::item::{HashKey, dirent_bucket};
-use copyhold_memory::{Memory, MemoryClass, MemoryOwner, Room, Scarce, Slot};
+use copyhold_memory::{Arm, Memory, MemoryClass, MemoryOwner, Room, Scarce, Slot};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::SubvolId;
 use rustc_hash::FxHashMap;
@@ -75,7 +77,9 @@ pub struct AbsentNames {
     /// By subvolume.
     tenants: Mutex<FxHashMap<SubvolId, Arc<CountCells>>, of::NameTenants>,
     /// Counters of tenants that are gone.
-    gone: CountCells,
+    gone: Arc<CountCells>,
+    /// Names that became entries.
+    created: AtomicU64,
     for_front_end: AtomicBool,
     /// The shard where the last choice began.
     turn: AtomicU64,
@@ -145,7 +149,8 @@ impl AbsentNames {
             most,
             shards: (0..SHARDS).map(|_| Apart::default()).collect(),
             tenants: Mutex::default(),
-            gone: CountCells::default(),
+            gone: Arc::default(),
+            created: AtomicU64::new(0),
             for_front_end: AtomicBool::new(false),
             turn: AtomicU64::new(0),
         }
@@ -200,10 +205,10 @@ impl AbsentNames {
         }
         let dir = dir.into();
         let (shard, key) = AbsentNames::key(dir, name);
-        let room = self.scarce.room(&self.memory, dir.owner);
-        let level = self.shards[shard].0.lock().ask(key, |level| valid(room, level) >= IS_LONG)?;
+        let tight = self.is_tight(dir.owner);
+        let level = self.shards[shard].0.lock().ask(key, |level| valid(tight, level) >= IS_LONG)?;
         // A request that hits uses nothing more.
-        Some(Absent { valid: valid(room, level), is_over: false })
+        Some(Absent { valid: valid(tight, level), is_over: false })
     }
 
     /// The name is absent. The caller holds the directory's entry lock, at least shared
@@ -214,23 +219,28 @@ impl AbsentNames {
         name: &[u8],
         event: Option<NameEvent>,
     ) -> Absent {
+        let unbounded = Absent { valid: VALID, is_over: false };
         if self.limit() == 0 {
-            return Absent { valid: VALID, is_over: false };
+            return unbounded;
         }
         let dir = dir.into();
         let (at, key) = AbsentNames::key(dir, name);
         let owner = dir.owner;
-        let room = self.scarce.room(&self.memory, owner);
-        let is_full = self.is_full();
-        let is_over = is_full && self.scarce.has_part(owner);
-        let answer = Absent { valid: valid(room, 0), is_over };
-        let evicts = is_full && !self.for_front_end.load(Relaxed);
-        let rival = if evicts { self.rival(owner) } else { None };
+        let tight = self.is_tight(owner);
+        let answer = Absent { valid: valid(tight, 0), is_over: self.is_over(owner) };
+        let ended_by = self.makes_room();
+        let rival = ended_by.map(|_| self.rival(owner));
         let mut shard = self.shards[at].0.lock();
-        if shard.ask(key, |level| valid(room, level) >= IS_LONG).is_some() {
+        // All entries are dropped behind the end of the limit, under this lock.
+        if self.limit() == 0 {
+            return unbounded;
+        }
+        if shard.ask(key, |level| valid(tight, level) >= IS_LONG).is_some() {
             return answer;
         }
-        let evict = |shard: &mut Shard, of: &MemoryOwner| shard.evict(of.slot(), &self.scarce);
+        let evict = |shard: &mut Shard, of: &MemoryOwner| {
+            ended_by.is_some_and(|event| shard.evict(of.slot(), event, &self.scarce))
+        };
         if let Some(rival) = rival
             && !evict(&mut shard, &rival)
             && !evict(&mut shard, owner)
@@ -243,6 +253,7 @@ impl AbsentNames {
         }
         let subvol = dir.node.subvol;
         shard.tenant(subvol, owner, || self.cells(subvol));
+        self.created.fetch_add(1, Relaxed);
         let long = if answer.valid >= IS_LONG { LONG } else { 0 };
         shard.add(key, owner.slot(), long, event);
         shard.settle(owner.slot(), &self.scarce);
@@ -250,11 +261,42 @@ impl AbsentNames {
     }
 
     /// The tenant that loses an entry so that this one can have another.
-    fn rival(&self, owner: &MemoryOwner) -> Option<MemoryOwner> {
-        match self.scarce.has_part(owner) {
-            true => Some(owner.clone()),
+    fn rival(&self, owner: &MemoryOwner) -> MemoryOwner {
+        let other = match self.scarce.has_part(owner) {
+            true => None,
             false => self.scarce.most_over(&self.memory),
+        };
+        other.unwrap_or_else(|| owner.clone())
+    }
+
+    /// Whether a new entry takes the place of another, and how that one is counted.
+    fn makes_room(&self) -> Option<NameEvent> {
+        if !self.for_front_end.load(Relaxed) {
+            return self.is_full().then_some(NameEvent::Pruned);
         }
+        // NAMES-N5.
+        let limit = self.limit();
+        (self.published() >= limit + excess(limit)).then_some(NameEvent::Replaced)
+    }
+
+    /// Whether answers for the tenant are valid for a short time.
+    fn is_tight(&self, owner: &MemoryOwner) -> bool {
+        match self.scarce.room(&self.memory, owner) {
+            Room::Free => false,
+            Room::OverPart => true,
+            // The others of a tenant above its part; without parts, all (SCARCE-P4).
+            Room::Full => self.memory.arm() == Arm::Off,
+        }
+    }
+
+    /// Whether the limit is reached and the tenant has its part.
+    pub fn is_over(&self, owner: &MemoryOwner) -> bool {
+        self.is_full() && self.scarce.has_part(owner)
+    }
+
+    /// Names that became entries since the beginning.
+    pub fn created(&self) -> u64 {
+        self.created.load(Relaxed)
     }
 
     fn cells(&self, subvol: SubvolId) -> Arc<CountCells> {
@@ -264,25 +306,31 @@ impl AbsentNames {
     /// A file gets the name. The caller holds the directory's entry lock, and applies the change
     /// behind this (NAMES-N1).
     pub(crate) fn remove<'d>(&self, dir: impl Into<Directory<'d>>, name: &[u8]) {
-        if self.limit() == 0 {
+        // There may be entries without a limit: doomed ones. An insertion is before this, by the
+        // directory's lock.
+        if self.created() == 0 {
             return;
         }
         let (shard, key) = AbsentNames::key(dir.into(), name);
         self.shards[shard].0.lock().remove(key, &self.scarce);
     }
 
-    /// Whether a rename to this name is to be refused, once: the front end is forgetting the name
-    /// at this moment, and would forget the file that it names then.
+    /// Whether a rename to this name is to be refused: the front end is forgetting the name at
+    /// this moment, and would forget the file that it names then. If not, the front end does not
+    /// begin to.
     pub(crate) fn refuses<'d>(&self, dir: impl Into<Directory<'d>>, name: &[u8]) -> bool {
-        if !self.for_front_end.load(Relaxed) || self.limit() == 0 {
+        if !self.for_front_end.load(Relaxed) || self.created() == 0 {
             return false;
         }
         let (shard, key) = AbsentNames::key(dir.into(), name);
-        self.shards[shard].0.lock().refuse_once(key)
+        self.shards[shard].0.lock().refuses(key)
     }
 
-    /// All names of a subvolume that is gone.
+    /// All names of a subvolume that is gone. Doomed ones end by themselves.
     pub(crate) fn drop_tenant(&self, subvol: SubvolId, owner: &MemoryOwner) {
+        for shard in &self.shards {
+            shard.0.lock().end_tenant(owner.slot(), &self.gone, &self.scarce);
+        }
         self.drop_names(owner);
         if let Some(cells) = self.tenants.lock().remove(&subvol) {
             self.gone.publish(&mut cells.read());
@@ -352,7 +400,15 @@ impl AbsentNames {
 
     /// Whether the front end is still to forget it: the name is absent, and was not asked for.
     pub fn confirm(&self, victim: &Victim) -> bool {
-        victim.expires || self.shards[victim.shard].0.lock().confirm(&victim.picked)
+        let mut shard = self.shards[victim.shard].0.lock();
+        victim.expires || shard.confirm(&victim.picked, &self.scarce)
+    }
+
+    /// The front end cannot forget it now.
+    pub fn put_back(&self, victim: &Victim) {
+        if !victim.expires {
+            self.shards[victim.shard].0.lock().put_back(&victim.picked, &self.scarce);
+        }
     }
 
     /// The front end has forgotten the name.
@@ -365,9 +421,11 @@ impl AbsentNames {
 
     /// An answer for this subvolume was delayed.
     pub fn note_delay(&self, subvol: SubvolId, delay: Duration) {
-        let cells = self.cells(subvol);
-        cells.add(NameEvent::Delayed, 1);
-        cells.add(NameEvent::DelayUs, delay.as_micros() as u64);
+        let tenants = self.tenants.lock();
+        if let Some(cells) = tenants.get(&subvol) {
+            cells.add(NameEvent::Delayed, 1);
+            cells.add(NameEvent::DelayUs, delay.as_micros() as u64);
+        }
     }
 
     /// The figures of all tenants, by subvolume.
@@ -394,8 +452,10 @@ impl AbsentNames {
 
     /// The counters of all tenants, and of those that are gone.
     pub fn totals(&self) -> NameCounts {
-        let mut sum = self.gone.read();
+        let mut sum = NameCounts::default();
         self.figures().iter().for_each(|figures| sum += figures.counts);
+        // Last: a tenant that goes meanwhile is not missing.
+        sum += self.gone.read();
         sum
     }
 }
@@ -415,11 +475,16 @@ impl Drop for AbsentNames {
 }
 
 /// How long the answer to this request may be believed.
-fn valid(room: Room, level: u8) -> Duration {
-    match room {
-        Room::Free => VALID,
-        _ => VALID.min(SHORT * 8_u32.pow(u32::from(level.min(6)))),
+fn valid(tight: bool, level: u8) -> Duration {
+    match tight {
+        false => VALID,
+        true => VALID.min(SHORT * 8_u32.pow(u32::from(level.min(6)))),
     }
+}
+
+/// Entries by which the limit may be passed while the front end forgets others.
+fn excess(limit: u64) -> u64 {
+    (limit / 64).max(64)
 }
 
 /// Drops the entries of a tenant, or of all, a few under each lock.

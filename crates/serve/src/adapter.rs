@@ -191,17 +191,20 @@ impl Adapter {
         if !self.pruner.flights.has(parent, name) {
             return Ok(Lookup::Found(self.held(entry)));
         }
-        if Box::pin(self.pruner.flights.wait(self.fs.pool().runtime(), parent, name)).await {
-            self.fs.forget(entry.node, 1);
-            return Err(Errno::ESTALE);
-        }
-        Ok(Lookup::Found(self.made(parent, name, entry)))
+        self.fs.forget(entry.node, 1);
+        Box::pin(self.pruner.flights.wait(self.fs.pool().runtime(), parent, name)).await;
+        Err(Errno::ESTALE)
+    }
+
+    /// To be called when there may be more names that do not exist.
+    fn prune(&self) {
+        self.pruner.look_at(&self.fs, self.notifier.get());
     }
 
     async fn absent(&self, parent: FsNode, absent: Absent) -> Reply<Lookup> {
-        self.pruner.look_at(&self.fs, self.notifier.get());
+        self.prune();
         if absent.is_over {
-            Box::pin(self.pruner.delay(&self.fs, parent.subvol, &absent)).await;
+            Box::pin(self.pruner.delay(&self.fs, parent)).await;
         }
         Ok(Lookup::Absent { valid: absent.valid })
     }
@@ -234,7 +237,11 @@ impl Adapter {
     }
 
     async fn attributes(&self, node: NodeId) -> Reply<AttrReply> {
-        let attr = self.fs.getattr(known(node)?).await.map_err(errno)?;
+        let node = known(node)?;
+        if self.pruner.flights.is_in(node) {
+            Box::pin(self.pruner.hold(&self.fs, node)).await;
+        }
+        let attr = self.fs.getattr(node).await.map_err(errno)?;
         Ok(answer(&attr))
     }
 
@@ -446,7 +453,7 @@ impl Operations for Adapter {
     async fn unlink(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
         let (parent, _turn) = self.enter(parent, 0).await?;
         let removed = self.fs.unlink(parent, name).await;
-        self.pruner.look_at(&self.fs, self.notifier.get());
+        self.prune();
         removed.map_err(errno)
     }
 
@@ -455,6 +462,7 @@ impl Operations for Adapter {
         let turn = self.turn(parent, 0).await;
         let removed = self.fs.rmdir(parent, name).await;
         drop(turn);
+        self.prune();
         match removed {
             Err(FsError::IsSubvolume(_)) => Box::pin(self.remove_subvolume(by, parent, name)).await,
             removed => removed.map_err(errno),
@@ -481,6 +489,7 @@ impl Operations for Adapter {
         };
         let _turn = self.turn(from, 0).await;
         let renamed = self.fs.rename(&caller, from, rename.name, to, rename.new_name, flags).await;
+        self.prune();
         renamed.map_err(errno)
     }
 

@@ -30,7 +30,15 @@ impl Filesystem {
                 let bucket = self.bucket(&dir, bytes).await?;
                 match bucket.find(self, &dir, bytes) {
                     Some(found) => self.inode_of_entry(&dir, found.node).await?,
-                    None => return Ok(Looked::Absent(self.names().insert(&dir, bytes, None))),
+                    None => {
+                        let absent = self.names().insert(&dir, bytes, None);
+                        // Its names may have been dropped before that.
+                        if let Err(gone) = dir.subvol.present() {
+                            self.names().drop_tenant(dir.subvol.id(), dir.owner());
+                            return Err(gone);
+                        }
+                        return Ok(Looked::Absent(absent));
+                    }
                 }
             }
         };

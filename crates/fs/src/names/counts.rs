@@ -22,6 +22,8 @@ pub enum NameEvent {
     Positive,
     /// An entry ended with its directory, its subvolume, the limit, or by command.
     Dropped,
+    /// A new entry took its place, and the front end may keep the name.
+    Replaced,
     /// An answer waited at the limit.
     Delayed,
     /// Microseconds of these waits.
@@ -29,7 +31,7 @@ pub enum NameEvent {
 }
 
 impl NameEvent {
-    pub const ALL: [NameEvent; 10] = [
+    pub const ALL: [NameEvent; 11] = [
         NameEvent::Created,
         NameEvent::Retained,
         NameEvent::Hit,
@@ -38,6 +40,7 @@ impl NameEvent {
         NameEvent::Forced,
         NameEvent::Positive,
         NameEvent::Dropped,
+        NameEvent::Replaced,
         NameEvent::Delayed,
         NameEvent::DelayUs,
     ];
@@ -53,6 +56,7 @@ impl NameEvent {
             NameEvent::Forced => "forced",
             NameEvent::Positive => "turned_positive",
             NameEvent::Dropped => "dropped",
+            NameEvent::Replaced => "replaced",
             NameEvent::Delayed => "delayed",
             NameEvent::DelayUs => "delay_us",
         }
@@ -68,7 +72,13 @@ pub struct NameCounts([u64; KINDS]);
 impl NameCounts {
     /// Entries that there are, by all that came and went.
     pub fn live(&self) -> u64 {
-        let ended = [NameEvent::Pruned, NameEvent::Forced, NameEvent::Positive, NameEvent::Dropped];
+        let ended = [
+            NameEvent::Pruned,
+            NameEvent::Forced,
+            NameEvent::Positive,
+            NameEvent::Dropped,
+            NameEvent::Replaced,
+        ];
         self[NameEvent::Created] - ended.iter().map(|event| self[*event]).sum::<u64>()
     }
 

@@ -25,8 +25,8 @@ pub(super) const HOT: u8 = 2;
 pub(super) const LONG: u8 = 4;
 /// The front end is being made to forget it: in no list.
 pub(super) const DOOMED: u8 = 8;
-/// A rename to this name was refused while it was doomed.
-pub(super) const REFUSED: u8 = 16;
+/// It is doomed, and the front end is being notified now.
+pub(super) const FLIES: u8 = 16;
 
 /// A name that does not exist.
 pub(super) struct Entry {

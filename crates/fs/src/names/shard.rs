@@ -14,7 +14,7 @@ use copyhold_memory::{MemoryOwner, Scarce, Slot};
 use copyhold_types::SubvolId;
 
 use super::counts::{CountCells, NameCounts, NameEvent};
-use super::entry::{DOOMED, Entry, HOT, LONG, NONE, REF, REFUSED, Slab, cost};
+use super::entry::{DOOMED, Entry, FLIES, HOT, LONG, NONE, REF, Slab, cost};
 
 /// Bytes that a shard may owe the counter of a tenant: 16 entries.
 const BATCH: u64 = 16 * super::entry::ENTRY_BYTES;
@@ -43,6 +43,8 @@ pub(super) struct Tenant {
     entries: usize,
     bytes: u64,
     charged: u64,
+    /// Its subvolume is gone: no entry is kept.
+    is_gone: bool,
 }
 
 /// Entries in the order of their turn.
@@ -104,7 +106,8 @@ impl Tenant {
         let (cold, hot) = (List::EMPTY, List::EMPTY);
         let (counts, entries, bytes, charged) = (NameCounts::default(), 0, 0, 0);
         let owner = owner.clone();
-        Tenant { subvol, owner, cells, counts, cold, hot, entries, bytes, charged }
+        let is_gone = false;
+        Tenant { subvol, owner, cells, counts, cold, hot, entries, bytes, charged, is_gone }
     }
 
     /// All entries, and hot ones.
@@ -223,7 +226,12 @@ impl Shard {
 
     /// Publishes the charges of a tenant, if there is enough to publish.
     pub(super) fn settle(&mut self, slot: Slot, scarce: &Scarce) {
-        self.of(slot).settle(scarce);
+        let tenant = self.of(slot);
+        tenant.settle(scarce);
+        if tenant.is_gone && tenant.entries == 0 {
+            self.tenants[slot.0 as usize] = None;
+            self.idle -= 1;
+        }
         if self.idle > IDLE_MAX {
             self.idle = 0;
             self.tenants.retain_some(|tenant| tenant.entries > 0);
@@ -314,13 +322,13 @@ impl Shard {
     }
 
     /// Removes the coldest entry of a tenant; whether there was one.
-    pub(super) fn evict(&mut self, slot: Slot, scarce: &Scarce) -> bool {
+    pub(super) fn evict(&mut self, slot: Slot, event: NameEvent, scarce: &Scarce) -> bool {
         // All may be hot: the second look at one finds it cold.
         let mut looks = 16;
         let Some(at) = self.next_cold(slot, &mut looks).or_else(|| self.first(slot)) else {
             return false;
         };
-        self.end(at, NameEvent::Pruned, scarce);
+        self.end(at, event, scarce);
         true
     }
 
@@ -363,15 +371,23 @@ impl Shard {
     }
 
     /// Whether a doomed entry is still to be removed. One that was asked for since is not.
-    pub(super) fn confirm(&mut self, picked: &Picked) -> bool {
+    pub(super) fn confirm(&mut self, picked: &Picked, scarce: &Scarce) -> bool {
         if !self.is_doomed(picked) {
             return false;
         }
         let is_asked = self.slab.get(picked.at).has(REF);
-        if is_asked {
-            self.spare(picked.at);
+        match is_asked {
+            true => self.spare(picked.at, scarce),
+            false => self.slab.get_mut(picked.at).flags |= FLIES,
         }
         !is_asked
+    }
+
+    /// A doomed entry is one of the others again.
+    pub(super) fn put_back(&mut self, picked: &Picked, scarce: &Scarce) {
+        if self.is_doomed(picked) && !self.ends(picked.at, scarce) {
+            self.join_list(picked.at, 0, DOOMED | FLIES);
+        }
     }
 
     /// The front end has forgotten a doomed entry. If the name was asked for meanwhile, the front
@@ -381,7 +397,7 @@ impl Shard {
             return;
         }
         match self.slab.get(picked.at).has(REF) {
-            true => self.spare(picked.at),
+            true => self.spare(picked.at, scarce),
             false => self.end(picked.at, event, scarce),
         }
     }
@@ -390,19 +406,40 @@ impl Shard {
         self.slab.find(picked.at, picked.stamp).is_some_and(|entry| entry.has(DOOMED))
     }
 
-    fn spare(&mut self, at: u32) {
-        self.join_list(at, HOT, DOOMED | REF | REFUSED);
+    fn spare(&mut self, at: u32, scarce: &Scarce) {
+        if self.ends(at, scarce) {
+            return;
+        }
+        self.join_list(at, HOT, DOOMED | REF | FLIES);
         let slot = self.slab.get(at).slot;
         self.of(slot).counts.add(NameEvent::Recycled);
     }
 
-    /// Whether the name is doomed, and no rename was refused for that.
-    pub(super) fn refuse_once(&mut self, key: Key<'_>) -> bool {
+    /// Drops an entry that cannot stay: there is no limit, or no subvolume; whether it did.
+    fn ends(&mut self, at: u32, scarce: &Scarce) -> bool {
+        let slot = self.slab.get(at).slot;
+        let ends = scarce.limit() == 0 || self.of(slot).is_gone;
+        if ends {
+            self.end(at, NameEvent::Dropped, scarce);
+        }
+        ends
+    }
+
+    /// Whether the front end is being notified of the name. If not, it will not be now.
+    pub(super) fn refuses(&mut self, key: Key<'_>) -> bool {
         let Some(at) = self.find(key) else { return false };
         let entry = self.slab.get_mut(at);
-        let refuses = entry.flags & (DOOMED | REFUSED) == DOOMED;
-        entry.flags |= if refuses { REFUSED } else { 0 };
-        refuses
+        entry.flags |= if entry.flags & (DOOMED | FLIES) == DOOMED { REF } else { 0 };
+        entry.has(FLIES)
+    }
+
+    /// The subvolume is gone: later events count among those of `gone`.
+    pub(super) fn end_tenant(&mut self, slot: Slot, gone: &Arc<CountCells>, scarce: &Scarce) {
+        let tenant = self.tenants.get_mut(slot.0 as usize).and_then(Option::as_mut);
+        let Some(tenant) = tenant else { return };
+        tenant.cells.publish(&mut tenant.counts);
+        (tenant.cells, tenant.is_gone) = (gone.clone(), true);
+        self.settle(slot, scarce);
     }
 
     /// Drops up to `most` entries of a tenant, doomed ones excepted; whether more are left.

@@ -5,8 +5,8 @@
 //!           name by then, the kernel drops that, with all that is mounted on it.
 //! Idea.     Threads of their own take entries from [`AbsentNames`], those not asked for lately,
 //!           and notify the kernel of each: one thread at a tenth of a processor ahead of the
-//!           limit, more without that bound at the limit, while the answers of the tenant above
-//!           its part are delayed. The name under way is known ([`Flights`]) until the kernel has
+//!           limit, more without that bound at the limit, while answers for the tenant above its
+//!           part are delayed. The name under way is known ([`Flights`]) until the kernel has
 //!           answered.
 //!
 //! PRUNE-P1  No thread that answers requests sends these notifications: the kernel waits in them
@@ -19,23 +19,25 @@
 //!           the directory. That look-up waits until the flight is over, and is answered ESTALE:
 //!           the kernel looks the name up anew, and no mount can be on the entry that the
 //!           notification has dropped. The wait is bounded, since a removal looks the name up
-//!           with the lock.
+//!           with the lock; the answer is ESTALE behind it, too. A rename answers without a
+//!           validity: it is refused with ESTALE while its new name is in flight.
+//! PRUNE-P4  The answer to a look-up keeps the lock of its directory shared, which a notification
+//!           needs alone. So it is delayed only while there is no flight in that directory, and
+//!           briefly. A notification makes the attributes of the directory invalid, so each path
+//!           through it requests them first, without the lock: that answer is held instead, unless
+//!           a flight waits. One thread at a time notifies of names of a directory.
 //!
-//! A rename answers without a validity. It is refused once with ESTALE while its new name is in
-//! flight, and the kernel repeats it.
-//!
-//! Not closed: a flight that waits for the lock longer than [`LOOK_UP_WAIT`]; a rename that is
-//! repeated within the same flight; a mount on the descriptor that a creation has returned.
+//! Not closed: a mount on the descriptor that a creation has returned.
 
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use copyhold_fs::{Absent, AbsentNames, Filesystem, NameEvent, NodeId as FsNode, Victim};
+use copyhold_fs::{AbsentNames, Filesystem, NameEvent, NodeId as FsNode, Victim};
 use copyhold_fuse::protocol::{NodeId, Notification};
 use copyhold_fuse::{Errno, Notifier};
 use copyhold_runtime::Rt;
@@ -57,60 +59,97 @@ const CPU_PARTS: u32 = 10;
 const STEP: usize = 64;
 /// Threads at the limit.
 const THREADS: usize = 8;
-/// Shortest and longest delay of an answer at the limit.
+/// Shortest and longest delay of a look-up at the limit, in all.
 const DELAY: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
-/// Delays of one answer while there are too many names.
-const DELAYS: usize = 100;
+/// Between two looks at the flights or the limit.
+const LOOK: Duration = Duration::from_millis(1);
+/// Longest wait of attributes at the limit, in looks.
+const HOLD: u32 = 50;
+/// A flight that lasts longer waits for the lock of its directory.
+const STUCK: Duration = Duration::from_millis(3);
 /// The longest wait of a look-up for a name in flight.
 const LOOK_UP_WAIT: Duration = Duration::from_millis(100);
-
-/// A name in a directory.
-type Name = (FsNode, Box<[u8]>);
 
 /// The names of which the kernel is being notified.
 #[derive(Default)]
 pub(super) struct Flights {
-    names: Mutex<Vec<Name>, of::NameFlights>,
+    all: Mutex<Vec<Flying>, of::NameFlights>,
     count: AtomicUsize,
+}
+
+/// A name in a directory, the only one there (PRUNE-P4).
+struct Flying {
+    dir: FsNode,
+    name: Box<[u8]>,
+    /// The kernel keeps a file that has the name.
+    expires: bool,
+    since: Instant,
 }
 
 /// One of them.
 struct Flight<'a> {
     of: &'a Flights,
     dir: FsNode,
-    name: &'a [u8],
 }
 
 impl Flights {
-    fn begin<'a>(&'a self, dir: FsNode, name: &'a [u8]) -> Flight<'a> {
-        self.names.lock().push((dir, name.into()));
+    /// None: another is in that directory.
+    fn begin(&self, victim: &Victim) -> Option<Flight<'_>> {
+        let (dir, name, expires) = (victim.dir, victim.name().into(), victim.expires);
+        let mut all = self.all.lock();
+        if all.iter().any(|flying| flying.dir == dir) {
+            return None;
+        }
+        all.push(Flying { dir, name, expires, since: Instant::now() });
         self.count.fetch_add(1, Ordering::SeqCst);
-        Flight { of: self, dir, name }
+        Some(Flight { of: self, dir })
     }
 
+    /// As [`Self::begin`], behind the other.
+    fn begin_next(&self, victim: &Victim) -> Flight<'_> {
+        loop {
+            if let Some(flight) = self.begin(victim) {
+                return flight;
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    fn any(&self, is: impl Fn(&Flying) -> bool) -> bool {
+        self.count.load(Ordering::SeqCst) > 0 && self.all.lock().iter().any(is)
+    }
+
+    /// Whether the kernel is forgetting this name.
     pub(super) fn has(&self, dir: FsNode, name: &[u8]) -> bool {
-        self.count.load(Ordering::SeqCst) > 0
-            && self.names.lock().iter().any(|(at, of)| *at == dir && **of == *name)
+        self.any(|flying| flying.dir == dir && !flying.expires && *flying.name == *name)
     }
 
-    /// Waits until the name is not in flight; whether that is so in time.
-    pub(super) async fn wait(&self, rt: &Rt, dir: FsNode, name: &[u8]) -> bool {
+    /// Whether there is a flight in this directory.
+    pub(super) fn is_in(&self, dir: FsNode) -> bool {
+        self.any(|flying| flying.dir == dir)
+    }
+
+    fn is_stuck_in(&self, dir: FsNode) -> bool {
+        self.any(|flying| flying.dir == dir && flying.since.elapsed() > STUCK)
+    }
+
+    /// Waits until the name is not in flight, up to a bound.
+    pub(super) async fn wait(&self, rt: &Rt, dir: FsNode, name: &[u8]) {
         for _ in 0..LOOK_UP_WAIT.as_millis() {
             if !self.has(dir, name) {
-                return true;
+                return;
             }
-            rt.sleep(Duration::from_millis(1)).await;
+            rt.sleep(LOOK).await;
         }
-        false
     }
 }
 
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
-        let mut names = self.of.names.lock();
-        let at = names.iter().position(|(dir, name)| *dir == self.dir && **name == *self.name);
-        names.swap_remove(at.expect("it was put there"));
-        drop(names);
+        let mut all = self.of.all.lock();
+        let at = all.iter().position(|flying| flying.dir == self.dir);
+        all.swap_remove(at.expect("it was put there"));
+        drop(all);
         self.of.count.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -119,8 +158,34 @@ impl Drop for Flight<'_> {
 #[derive(Default)]
 pub(super) struct Pruner {
     pub(super) flights: Arc<Flights>,
-    is_pruning: Arc<AtomicBool>,
+    pruning: Arc<AtomicUsize>,
     forcing: Arc<AtomicUsize>,
+}
+
+/// The place of a thread: free again when the thread ends, in whichever way, or does not begin.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Place> {
+        let is_free = |taken: usize| (taken < most).then_some(taken + 1);
+        taken.fetch_update(Ordering::AcqRel, Ordering::Relaxed, is_free).ok()?;
+        Some(Place(taken.clone()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Tells those that wait for a thread that it has ended, or does not begin.
+struct Told(Arc<Event>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.notify(usize::MAX);
+    }
 }
 
 /// The connection has ended.
@@ -146,42 +211,51 @@ impl Pruner {
             notifier: notifier.clone(),
             flights: self.flights.clone(),
         };
-        if !self.is_pruning.swap(true, Ordering::AcqRel) {
-            let (worker, is_pruning) = (worker(), self.is_pruning.clone());
+        if let Some(place) = Place::take(&self.pruning, 1) {
+            let worker = worker();
             spawn("prune", move || {
+                let _place = place;
                 let _ended = worker.prune();
-                is_pruning.store(false, Ordering::Release);
             });
         }
-        let wanted = threads_wanted(names);
-        if self.forcing.load(Ordering::Relaxed) < wanted {
-            if self.forcing.fetch_add(1, Ordering::AcqRel) >= wanted {
-                self.forcing.fetch_sub(1, Ordering::AcqRel);
-                return;
-            }
-            let (worker, forcing) = (worker(), self.forcing.clone());
+        if let Some(place) = Place::take(&self.forcing, threads_wanted(names)) {
+            let worker = worker();
             spawn("prune-now", move || {
+                let _place = place;
                 let _ended = worker.force();
-                forcing.fetch_sub(1, Ordering::AcqRel);
             });
         }
     }
 
-    /// Delays the answer of a tenant that is above its part while the limit is reached.
-    pub(super) async fn delay(&self, fs: &Filesystem, subvol: SubvolId, absent: &Absent) {
-        if !absent.is_over {
-            return;
-        }
+    /// Delays the answer of a look-up, while the limit is reached, of a tenant above its part
+    /// (PRUNE-P4).
+    pub(super) async fn delay(&self, fs: &Filesystem, dir: FsNode) {
         let (names, mut delayed) = (fs.names(), Duration::ZERO);
-        for _ in 0..DELAYS {
-            let Some(delay) = delay(names.published(), names.limit()) else { break };
-            fs.pool().runtime().sleep(delay).await;
-            delayed += delay;
-            if delay < DELAY.1 {
+        while !self.flights.is_in(dir) {
+            let delay = delay(names.published(), names.limit()).unwrap_or_default();
+            let Some(left) = delay.checked_sub(delayed).filter(|left| !left.is_zero()) else {
                 break;
-            }
+            };
+            fs.pool().runtime().sleep(left.min(LOOK)).await;
+            delayed += left.min(LOOK);
         }
-        names.note_delay(subvol, delayed);
+        if !delayed.is_zero() {
+            names.note_delay(dir.subvol, delayed);
+        }
+    }
+
+    /// Holds the attributes of a directory with a flight, while the limit is reached, of a tenant
+    /// above its part (PRUNE-P4).
+    pub(super) async fn hold(&self, fs: &Filesystem, dir: FsNode) {
+        let Some(subvol) = fs.volumes().subvol(dir.subvol) else { return };
+        let mut looks = 0;
+        while looks < HOLD && fs.names().is_over(subvol.owner()) && !self.flights.is_stuck_in(dir) {
+            fs.pool().runtime().sleep(LOOK).await;
+            looks += 1;
+        }
+        if looks > 0 {
+            fs.names().note_delay(dir.subvol, looks * LOOK);
+        }
     }
 
     /// Has the kernel forget all names of a subvolume that do not exist.
@@ -189,10 +263,10 @@ impl Pruner {
         let (fs, flights) = (Arc::downgrade(fs), self.flights.clone());
         let worker = Worker { fs, notifier: notifier.clone(), flights };
         let done = Arc::new(Event::new());
-        let (listener, told) = (done.listen(), done.clone());
+        let (listener, told) = (done.listen(), Told(done));
         spawn("prune-all", move || {
+            let _told = told;
             let _ended = worker.forget_all(of);
-            told.notify(usize::MAX);
         });
         listener.await;
     }
@@ -221,7 +295,6 @@ fn delay(used: u64, limit: u64) -> Option<Duration> {
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
-    // Dropped without being run, the work of waiters ends with it.
     if let Err(error) = thread::Builder::new().name(name.into()).spawn(work) {
         tracing::warn!(%error, "a thread that has the kernel forget names could not start");
     }
@@ -237,17 +310,17 @@ impl Worker {
             if names.limit() == 0 || names.free() >= ENOUGH {
                 return Ok(());
             }
-            let sum = names.totals()[NameEvent::Created];
+            let sum = names.created();
             let inflow = sum - created.replace(sum).unwrap_or(sum);
             let mut left = (inflow + inflow / 4).clamp(RUN.0, RUN.1) as usize;
             while left > 0 {
                 let victims = names.pick(STEP.min(left));
                 if victims.is_empty() {
-                    return Ok(());
+                    return rest(fs);
                 }
                 left = left.saturating_sub(victims.len());
-                for victim in &victims {
-                    self.forget(names, victim, NameEvent::Pruned)?;
+                if self.forget_free(names, &victims, NameEvent::Pruned)? == 0 {
+                    break;
                 }
                 pace.rest();
             }
@@ -268,9 +341,12 @@ impl Worker {
             }
             let victims = names.pick(STEP);
             if victims.is_empty() {
-                return Ok(());
+                return rest(fs);
             }
-            victims.iter().try_for_each(|of| self.forget(names, of, NameEvent::Forced))?;
+            if self.forget_free(names, &victims, NameEvent::Forced)? == 0 {
+                drop(fs);
+                thread::sleep(LOOK);
+            }
         }
     }
 
@@ -284,14 +360,44 @@ impl Worker {
             if victims.is_empty() {
                 break;
             }
-            victims.iter().try_for_each(|of| self.forget(fs.names(), of, NameEvent::Dropped))?;
+            for victim in &victims {
+                let flight = self.flights.begin_next(victim);
+                self.forget(fs.names(), victim, NameEvent::Dropped, flight)?;
+            }
         }
         Ok(())
     }
 
-    fn forget(&self, names: &AbsentNames, victim: &Victim, event: NameEvent) -> Result<(), Ended> {
+    /// Forgets those in directories without another flight, and puts the others back; how many
+    /// are forgotten.
+    fn forget_free(
+        &self,
+        names: &AbsentNames,
+        victims: &[Victim],
+        event: NameEvent,
+    ) -> Result<usize, Ended> {
+        let (mut forgotten, mut taken) = (0, None);
+        for victim in victims {
+            let is_taken = taken == Some(victim.dir);
+            let Some(flight) = (!is_taken).then(|| self.flights.begin(victim)).flatten() else {
+                taken = Some(victim.dir);
+                names.put_back(victim);
+                continue;
+            };
+            self.forget(names, victim, event, flight)?;
+            forgotten += 1;
+        }
+        Ok(forgotten)
+    }
+
+    fn forget(
+        &self,
+        names: &AbsentNames,
+        victim: &Victim,
+        event: NameEvent,
+        _flight: Flight<'_>,
+    ) -> Result<(), Ended> {
         let (parent, name) = (NodeId(victim.dir.raw()), victim.name());
-        let _flight = (!victim.expires).then(|| self.flights.begin(victim.dir, name));
         // PRUNE-P2.
         if !names.confirm(victim) {
             return Ok(());
@@ -310,6 +416,13 @@ impl Worker {
         }
         Ok(())
     }
+}
+
+/// The end of a thread that finds nothing to do: not at once, since look-ups begin the next.
+fn rest(fs: Arc<Filesystem>) -> Result<(), Ended> {
+    drop(fs);
+    thread::sleep(PAUSE);
+    Ok(())
 }
 
 /// Holds a thread to its part of a processor.
