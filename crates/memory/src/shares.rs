@@ -106,13 +106,15 @@ impl Shares {
             delta: delta.unwrap_or((rest / 4).min(64 * MIB)),
             inodes: (rest / 8).min(64 * MIB),
             lookups: rest / 16,
-            names: rest / 16,
+            names: 0,
             nodes: 0,
         };
-        let Shares { requests, dirty, delta, inodes, lookups, names, .. } = shares;
-        let left = rest - (requests + dirty + inodes + lookups + names);
-        let nodes = left.checked_sub(delta).ok_or(left)?;
-        Ok(Shares { nodes, ..shares })
+        let Shares { requests, dirty, delta, inodes, lookups, .. } = shares;
+        let left = rest - (requests + dirty + inodes + lookups);
+        let left = left.checked_sub(delta).ok_or(left)?;
+        // A small budget has little left for nodes.
+        let names = (rest / 16).min(left / 8);
+        Ok(Shares { names, nodes: left - names, ..shares })
     }
 
     /// Bytes for buffers that requests come in, before small ones are copied out of large ones.
