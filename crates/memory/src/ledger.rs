@@ -21,6 +21,27 @@ use copyhold_sync::{Mutex, of};
 
 use crate::place::Slot;
 
+/// A counter that passes a multiple of it is reported.
+pub(crate) const STEP: i64 = 64 << 10;
+
+/// A state of the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub(crate) changes: u64,
+    pub(crate) steps: u64,
+}
+
+impl Stamp {
+    /// Before all states.
+    const NONE: Stamp = Stamp { changes: u64::MAX, steps: 0 };
+}
+
+impl Default for Stamp {
+    fn default() -> Stamp {
+        Stamp::NONE
+    }
+}
+
 /// The reported usage of all groups.
 #[derive(Default)]
 pub(crate) struct Ledger {
@@ -28,8 +49,12 @@ pub(crate) struct Ledger {
     sums: Mutex<Sums, of::MemoryLimits>,
     /// Changes of holders so far.
     pub(crate) moves: AtomicU64,
-    /// Changes of limits so far, and moves of groups since the first one.
+    /// Changes of `high` and `max` so far, and moves of groups since the first one.
     pub(crate) limits: AtomicU64,
+    /// These, changes of promises, and all moves of groups with usage (DRAWN-P2).
+    pub(crate) changes: AtomicU64,
+    /// Steps that counters passed.
+    steps: AtomicU64,
 }
 
 /// Of an owner: the number of the limits from which it was far ([`Ledger::limits`]).
@@ -52,6 +77,16 @@ pub(crate) struct Sum {
 }
 
 impl Ledger {
+    /// A counter has passed a multiple of a step. Whether its owner has to report.
+    pub(crate) fn count_step(&self) -> bool {
+        self.steps.fetch_add(1, Relaxed);
+        self.limits.load(Relaxed) > 0
+    }
+
+    pub(crate) fn stamp(&self) -> Stamp {
+        Stamp { changes: self.changes.load(Relaxed), steps: self.steps.load(Relaxed) }
+    }
+
     /// Reads or changes the sums, with the groups above one, which do not change meanwhile.
     pub(crate) fn with<G, T>(
         &self,

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod delay;
+mod drawn;
 mod events;
 mod figures;
 mod fit;
@@ -21,6 +22,7 @@ mod ledger;
 mod limit;
 mod over;
 mod owner;
+mod picture;
 mod place;
 mod pressure;
 mod protection;
@@ -37,9 +39,9 @@ pub use delay::{OwedDelay, delay_above_high};
 pub use events::{Counts, Event, Stat};
 pub use figures::{Figures, Survey};
 pub use fit::LimitsError;
-pub use group::Picture;
 pub use limit::{Limit, OverLimit};
 pub use owner::{LookupCharge, Memory, MemoryCharge, MemoryClass, MemoryOwner};
+pub use picture::Picture;
 pub use place::{GroupLimits, Slot};
 pub use pressure::Pressure;
 pub use protection::{GroupUse, Promise, protections};

@@ -5,8 +5,12 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::ledger::Judged;
-use crate::owner::{MemoryOwner, STEP};
+use crate::events::Event;
+use crate::ledger::{Judged, STEP};
+use crate::owner::MemoryOwner;
+
+/// A group at a limit frees one in so many of its bytes at once, a step at most.
+const BATCH: u64 = 16;
 
 /// A limit of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,6 +28,18 @@ pub struct OverLimit {
     pub limit: Limit,
     /// By so many bytes.
     pub over: u64,
+    /// The bytes to free: more than these, so that not each request has to free some.
+    pub need: u64,
+}
+
+impl Limit {
+    /// The occasion on which it counts.
+    pub fn event(self) -> Event {
+        match self {
+            Limit::High => Event::High,
+            Limit::Max => Event::Max,
+        }
+    }
 }
 
 impl MemoryOwner {
@@ -41,16 +57,20 @@ impl MemoryOwner {
         let chain = self.report();
         let over = |(group, all): &(MemoryOwner, i64), limit: Limit| {
             let over = (*all).max(0) as u64 + more;
-            let over = over.checked_sub(group.limit(limit)).filter(|over| *over > 0)?;
-            Some(OverLimit { group: group.clone(), limit, over })
+            let most = group.limit(limit);
+            let over = over.checked_sub(most).filter(|over| *over > 0)?;
+            let need = over.max((most / BATCH).min(STEP as u64));
+            Some(OverLimit { group: group.clone(), limit, over, need })
         };
         let nearest = |limit| chain.iter().find_map(|of| over(of, limit));
         nearest(Limit::Max).or_else(|| nearest(Limit::High))
     }
 
-    /// It has other limits (LEDGER-L2).
+    /// It has other limits or promises (LEDGER-L2).
     pub(crate) fn has_new_limits(&self) {
-        if self.ledger().limits.fetch_add(1, Relaxed) == 0 {
+        self.ledger().changes.fetch_add(1, Relaxed);
+        let is_limited = [Limit::High, Limit::Max].into_iter().any(|of| self.limit(of) < u64::MAX);
+        if is_limited && self.ledger().limits.fetch_add(1, Relaxed) == 0 {
             self.all().iter().for_each(|owner| _ = owner.report());
         }
     }
@@ -69,7 +89,7 @@ impl MemoryOwner {
 
     /// A counter has passed a multiple of [`STEP`].
     pub(crate) fn has_passed_step(&self) {
-        if self.ledger().limits.load(Relaxed) > 0 {
+        if self.ledger().count_step() {
             self.report();
         }
     }
@@ -107,6 +127,9 @@ impl MemoryOwner {
         ledger.with(&|| self.above(), |sums, above| {
             above.iter().for_each(|group| sums.of(group.slot()).all += all);
         });
+        if all != 0 || self.usage() > 0 {
+            ledger.changes.fetch_add(1, Relaxed);
+        }
         match all {
             _ if ledger.limits.load(Relaxed) == 0 => {}
             0 => self.judged().0.store(Judged::NEAR, Relaxed),
@@ -138,7 +161,10 @@ mod tests {
         assert_eq!(two.over_limit(0), None);
         assert!(!two.is_near_limit());
         let more = two.charge(MemoryClass::Dirty, 500 << 10);
-        let over = |more| OverLimit { group: top.clone(), limit: Limit::Max, over: more };
+        let over = |over: u64| {
+            let need = over.max(64 << 10);
+            OverLimit { group: top.clone(), limit: Limit::Max, over, need }
+        };
         assert_eq!(two.over_limit(0), Some(over(76 << 10)));
         assert_eq!(one.over_limit(5), None, "LEDGER-L2: its last report was before");
         charge.change(64 << 10);

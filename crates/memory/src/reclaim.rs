@@ -110,7 +110,7 @@ mod tests {
     impl Pages {
         fn new(groups: &[(Option<usize>, u64, Promise)]) -> Pages {
             let count = groups.len();
-            let group = |(parent, _, promise)| GroupUse { parent, usage: 0, promise, weight: 0 };
+            let group = |(parent, _, promise)| GroupUse { parent, promise, ..GroupUse::default() };
             Pages {
                 groups: groups.iter().copied().map(group).collect(),
                 pages: groups.iter().map(|(_, bytes, _)| *bytes).collect(),

@@ -241,6 +241,8 @@ ranks! {
 
     // Owners of memory: objects of all layers are charged to them, and are dropped under any lock.
 
+    /// The picture of groups that walks share.
+    MemoryPicture,
     /// The owners, by slot.
     MemoryOwners,
     /// Slots that are free.
