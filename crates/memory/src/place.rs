@@ -47,6 +47,8 @@ pub(crate) struct Place {
     pub(crate) high: AtomicU64,
     pub(crate) max: AtomicU64,
     pub(crate) weight: AtomicU32,
+    /// OWNFROM-E1.
+    pub(crate) own_from: AtomicU64,
 }
 
 impl Place {
@@ -71,6 +73,7 @@ impl Default for Place {
             high: AtomicU64::new(high),
             max: AtomicU64::new(max),
             weight: AtomicU32::new(weight),
+            own_from: AtomicU64::new(0),
         }
     }
 }

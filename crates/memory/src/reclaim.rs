@@ -39,7 +39,7 @@ pub trait Lists {
 pub struct Reclaimed {
     pub freed: u64,
     /// Groups that were looked at below their `low`.
-    pub broken: Vec<usize>,
+    pub below_low: Vec<usize>,
 }
 
 /// Frees `need` bytes, if that is possible.
@@ -78,8 +78,8 @@ fn pass(lists: &mut dyn Lists, need: u64, arm: Arm, pass: Pass, done: &mut Recla
                 }
             }
             let breaks_low = pass == Pass::KeepsMin && group.usage <= given.low;
-            if breaks_low && seen > 0 && !done.broken.contains(&at) {
-                done.broken.push(at);
+            if breaks_low && seen > 0 && !done.below_low.contains(&at) {
+                done.below_low.push(at);
             }
             done.freed += freed;
         }
@@ -216,7 +216,7 @@ mod tests {
         ]);
         for _ in 0..2000 {
             let done = pages.add(2, MIB, 480 * MIB, Arm::Proportional);
-            assert_eq!(done.broken, []);
+            assert_eq!(done.below_low, []);
         }
         assert_eq!((pages.pages[1], pages.scanned[1]), (300 * MIB, 0), "SCANS-P1");
         assert!(pages.sum() <= 480 * MIB);
@@ -253,7 +253,7 @@ mod tests {
         let mut pages = Pages::new(&[(None, 0, Promise::default()), (Some(0), 300 * MIB, promise)]);
         let done = reclaim(&mut pages, 50 * MIB, Arm::Proportional);
         assert!(done.freed >= 50 * MIB);
-        assert_eq!(done.broken, [1], "RECLAIM-R2");
+        assert_eq!(done.below_low, [1], "RECLAIM-R2");
         let done = reclaim(&mut pages, 500 * MIB, Arm::Proportional);
         assert!(pages.pages[1] >= 99 * MIB, "{done:?}, {} left", pages.pages[1]);
     }

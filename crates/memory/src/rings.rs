@@ -126,6 +126,20 @@ struct Ring {
 #[must_use = "it is dropped without the lock"]
 pub struct Evicted<K, V>(Vec<Entry<K, V>>);
 
+/// Divides the bound of a cache among its `parts`, as far as protections allow: a part that keeps
+/// more takes room from the others. `fit` gives a part a bound, and returns the one that it keeps.
+/// Returns the sum.
+pub fn fit_parts(parts: usize, bytes_max: usize, fit: impl Fn(usize, usize) -> usize) -> usize {
+    let mut kept: Vec<usize> = (0..parts).map(|part| fit(part, bytes_max / parts)).collect();
+    for part in 0..parts {
+        let over = kept.iter().sum::<usize>().saturating_sub(bytes_max);
+        if over > 0 {
+            kept[part] = fit(part, kept[part].saturating_sub(over.div_ceil(parts - part)));
+        }
+    }
+    kept.iter().sum()
+}
+
 impl<K, V> Evicted<K, V> {
     pub fn bytes(&self) -> usize {
         self.0.iter().map(|entry| entry.charge.bytes() as usize).sum()
@@ -197,8 +211,8 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         evicted
     }
 
-    /// A lower bound, as far as protections allow. Returns the bound that is kept now.
-    pub fn lower_bytes_max(&mut self, memory: &Memory, bytes_max: usize) -> (usize, Evicted<K, V>) {
+    /// A new bound, as far as protections allow. Returns the bound that is kept now.
+    pub fn fit_bytes_max(&mut self, memory: &Memory, bytes_max: usize) -> (usize, Evicted<K, V>) {
         let mut evicted = Evicted(Vec::new());
         (self.bytes_max, self.vain) = (bytes_max, None);
         self.make_room(memory, 0, &mut evicted);
@@ -516,6 +530,30 @@ mod tests {
 
     fn min(min: u64) -> GroupLimits {
         GroupLimits { promise: Promise { min, low: 0 }, ..GroupLimits::default() }
+    }
+
+    /// All that is protected is in one part: a new bound leaves it, and the other gives the room.
+    #[test]
+    fn a_new_bound_evicts_nothing_that_is_protected() {
+        let memory = Memory::default();
+        let [owner, other] = std::array::from_fn(|_| memory.add_owner());
+        owner.set_limits(&min(700));
+        let parts = [rings(&memory, Kind::OneRing, 1000), rings(&memory, Kind::OneRing, 1000)];
+        let parts = parts.map(std::cell::RefCell::new);
+        for n in 0..70 {
+            let _ = parts[0].borrow_mut().insert(&memory, Key(n), n, 10, &owner);
+            let _ = parts[1].borrow_mut().insert(&memory, Key(n), n, 10, &other);
+        }
+        let fit = |bytes: usize| {
+            fit_parts(2, bytes, |part, bytes| {
+                parts[part].borrow_mut().fit_bytes_max(&memory, bytes).0
+            })
+        };
+        let left = || [&owner, &other].map(|of| of.charged(MemoryClass::Data));
+        for (bytes, kept) in [(1000, 1000), (1200, 1200), (600, 700)] {
+            assert_eq!((fit(bytes), left()[0]), (kept, 700), "{:?}", left());
+            assert!(left()[1] <= kept as i64 - 700);
+        }
     }
 
     #[test]

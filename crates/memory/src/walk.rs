@@ -75,7 +75,7 @@ struct Walk<'a> {
 impl Walk<'_> {
     fn run(mut self, need: u64, arm: Arm) -> u64 {
         let done = reclaim(&mut self, need, arm);
-        for list in done.broken {
+        for list in done.below_low {
             let owner = self.picture.lists[list].and_then(|slot| self.memory.owner(slot));
             owner.inspect(|owner| owner.count(Event::Low));
         }
