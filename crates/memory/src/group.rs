@@ -47,6 +47,7 @@ impl MemoryOwner {
         let serial = holder.map_or(Place::TOP, MemoryOwner::serial);
         let slot = holder.map_or(Slot::SHARED, MemoryOwner::slot);
         self.move_sum(|| {
+            holder.inspect(|holder| holder.place().has_held.store(true, Relaxed));
             self.place().slot.store(slot.0, Relaxed);
             self.place().holder.store(serial, Relaxed);
         });

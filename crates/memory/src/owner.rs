@@ -331,8 +331,9 @@ impl MemoryOwner {
         let before = self.0.charged.0[class as usize].fetch_add(bytes, Relaxed);
         // CHARGE-C3.
         if (before ^ before.wrapping_add(bytes)) & !(STEP - 1) != 0 {
-            self.note_peak(self.usage());
-            self.has_passed_step();
+            let usage = self.usage();
+            self.note_peak(usage);
+            self.has_passed_step(usage);
         }
     }
 
