@@ -15,7 +15,7 @@ use crate::control::tenants;
 use crate::failure::Failure;
 use crate::report::Report;
 use crate::size::Size;
-use copyhold_serve::wire::memory::MemoryRow;
+use copyhold_serve::wire::memory::{Freed, MemoryRow};
 use copyhold_serve::wire::{Question, Refusal};
 use setting::Setting;
 
@@ -70,8 +70,9 @@ struct Set {
 /// Show how often limits of a group counted
 ///
 /// `low`: caches were reclaimed below `low`. `bypass`: an object was not kept, because reclaim
-/// found no room for it; its reader had it all the same. `high`, `max`, `oom` and `forced` are as
-/// `docs/memory.md` has them; nothing is killed.
+/// found no room for it; its reader had it all the same. `max`, `high`: the group was at that
+/// limit, and its own caches made room. `forced`: an object came beyond `max`, since a request
+/// needs it. Nothing is killed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold memory events /mnt/a")]
 struct Events {
@@ -113,7 +114,8 @@ struct Group {
 /// Evict caches of a group now
 ///
 /// The promises of the group itself do not count, those of the groups inside do. Fails if less than
-/// SIZE was evicted. Only nodes of tables are evicted as yet.
+/// SIZE was evicted. Nodes of tables, clean data and inodes are evicted, and the bytes of each are
+/// printed; other requests run meanwhile.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold memory reclaim 64M /mnt/a")]
 struct Reclaim {
@@ -156,13 +158,19 @@ impl Verb {
             }
             What::Reclaim(Reclaim { shared, size: Size(bytes), directory }) => {
                 let question = Question::ReclaimMemory { shared, bytes };
-                let freed: u64 = open(&directory, shared)?.put(&question)?;
+                let class: Freed = open(&directory, shared)?.put(&question)?;
+                let freed: u64 = class.values().sum();
                 if freed < bytes {
                     let (freed, wanted) = (Size(freed), Size(bytes));
                     let why = format!("only {freed} of {wanted} could be evicted");
                     return Err(Failure::refused(Refusal::new("EAGAIN", why)));
                 }
-                report.show(&json!({ "freed": freed }), || format!("{} evicted\n", Size(freed)))
+                let fields = json!({ "freed": freed, "class": class });
+                report.show(&fields, || {
+                    let of = |(name, bytes): (&String, &u64)| format!("{name} {}\n", Size(*bytes));
+                    let classes: String = class.iter().map(of).collect();
+                    format!("{} evicted\n{classes}", Size(freed))
+                })
             }
         }
     }

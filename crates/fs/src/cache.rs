@@ -19,6 +19,10 @@
 //!           were looked at last. Beyond its bound it has inodes that are in use or dirty, and
 //!           protected ones up to a quarter of it.
 //!
+//! CACHE-C5  Before an inode of a group at its `max` or `high` comes, the shard lets others of that
+//!           group go. If it finds none, the inode comes all the same, since a request needs it
+//!           (`forced`).
+//!
 //! The front end may hold any number of nodes. `held` counts them, and finds some to release when
 //! they are too many (docs/memory.md, LOOKUP-L1 to LOOKUP-L3).
 
@@ -30,8 +34,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use copyhold_memory::{
-    Carry, Cause, INODE_BYTES, LOOKUP_BYTES, Look, LookupCharge, Memory, MemoryClass, OwnerLists,
-    Slot,
+    Carry, Cause, Event, INODE_BYTES, LOOKUP_BYTES, Limit, Look, LookupCharge, Memory, MemoryClass,
+    MemoryOwner, OwnerLists, Slot,
 };
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
 use copyhold_sync::{Mutex, of};
@@ -163,6 +167,7 @@ impl InodeCache {
 
     fn put(&self, inode: InodeRef) -> Option<InodeRef> {
         let mut map = self.shard(inode.node).map.lock();
+        map.fit_limits(&self.memory, inode.owner());
         map.make_room(&self.memory, self.per_shard_max);
         let before = map.put(inode);
         drop(map);
@@ -260,6 +265,16 @@ impl InodeCache {
             shard.map.lock().surplus(&mut surplus);
         }
         surplus.nodes
+    }
+
+    pub(crate) fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Lets inodes of a group go in one shard ([`Memory::reclaim_below`]); how many bytes.
+    pub(crate) fn reclaim_in(&self, shard: usize, group: &MemoryOwner, bytes: u64) -> u64 {
+        let mut map = self.shards[shard].map.lock();
+        self.memory.reclaim_below(group.slot(), &mut *map, bytes, Cause::Order)
     }
 
     /// The inodes in memory of one subvolume. Goes through all others, unless there is none but its
@@ -424,6 +439,16 @@ impl ShardMap {
         }
     }
 
+    /// Lets inodes of a group go that is at a limit (CACHE-C5).
+    fn fit_limits(&mut self, memory: &Memory, owner: &MemoryOwner) {
+        let Some(at) = owner.over_any_limit(INODE_BYTES) else { return };
+        at.group.count(at.limit.event());
+        let freed = memory.reclaim_below(at.group.slot(), self, at.need, Cause::Request);
+        if at.limit == Limit::Max && freed < at.over {
+            owner.count(Event::Forced);
+        }
+    }
+
     /// Lets an inode go if nothing needs it.
     fn let_go(&mut self, node: NodeId) -> bool {
         let Some(known) = self.nodes.get_mut(&node.raw()) else { return false };
@@ -448,6 +473,10 @@ impl ShardMap {
 }
 
 impl OwnerLists for ShardMap {
+    fn owners(&self) -> Vec<Slot> {
+        self.queues.owners()
+    }
+
     fn size(&self, owner: Slot) -> u64 {
         self.queues.size(owner)
     }

@@ -8,8 +8,9 @@
 //!           to them, so no owner pays for them alone.
 //!
 //! KEEP-S1  An extent is *shared* if its epoch or its origin is before the first epoch of the
-//!          reader's subvolume: it was inherited by a snapshot, or cloned from such an extent. The
-//!          shared owner pays for it; for others the reader's subvolume does.
+//!          reader's subvolume: it was inherited by a snapshot, or cloned from such an extent. If
+//!          another tenant made it, the shared owner pays (OWNFROM-E1), or else the reader's
+//!          subvolume.
 //! KEEP-S2  One request for the device has extents of one owner only.
 
 use std::fmt;
@@ -74,9 +75,11 @@ pub(crate) enum Keep {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum KeepRule {
     Nothing,
-    /// Extents from before this epoch, and the others if `own`.
+    /// Extents from before this epoch, and the others if `own`. The reader's tenant made those
+    /// from `own_from` on.
     Before {
         first: EpochId,
+        own_from: EpochId,
         own: bool,
     },
 }
@@ -89,18 +92,17 @@ impl KeepRule {
             DataCache::Direct => direct,
             DataCache::All => true,
         };
-        KeepRule::Before { first: inode.subvol.volume.item().first, own }
+        let (first, own_from) = (inode.subvol.volume.item().first, inode.owner().own_from());
+        KeepRule::Before { first, own_from, own }
     }
 
     /// KEEP-S1.
     pub(crate) fn keep(self, pointer: &Pointer) -> Keep {
-        match self {
-            KeepRule::Nothing => Keep::No,
-            KeepRule::Before { first, .. } if pointer.epoch.min(pointer.origin) < first => {
-                Keep::Shared
-            }
-            KeepRule::Before { own: true, .. } => Keep::Own,
-            KeepRule::Before { own: false, .. } => Keep::No,
+        let KeepRule::Before { first, own_from, own } = self else { return Keep::No };
+        match pointer.epoch.min(pointer.origin) {
+            made if made >= first && !own => Keep::No,
+            made if made < own_from => Keep::Shared,
+            _ => Keep::Own,
         }
     }
 }
@@ -131,14 +133,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_its_reader_is_shared() {
+    fn what_another_tenant_made_is_shared() {
         let run = Run::new(BlockAddr::new(DeviceId(0), 7), 1);
         let keep = |epoch, origin, own| {
-            let rule = KeepRule::Before { first: EpochId(10), own };
+            let rule = KeepRule::Before { first: EpochId(10), own_from: EpochId(5), own };
             rule.keep(&Pointer { run, epoch: EpochId(epoch), origin: EpochId(origin) })
         };
-        assert_eq!(keep(9, 9, false), Keep::Shared);
-        assert_eq!(keep(12, 9, false), Keep::Shared, "a reflink of what it inherited");
+        assert_eq!(keep(4, 4, false), Keep::Shared);
+        assert_eq!(keep(12, 4, false), Keep::Shared, "a reflink of what it inherited");
+        assert_eq!(keep(9, 5, false), Keep::Own, "its own snapshots have it, too");
         assert_eq!(keep(10, 10, true), Keep::Own);
         assert_eq!(keep(10, 12, false), Keep::No);
     }

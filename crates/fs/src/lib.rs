@@ -50,6 +50,7 @@ mod dir;
 mod dirty_files;
 mod dirty_room;
 mod error;
+mod evict;
 mod file;
 mod filesystem;
 mod flight;
@@ -93,6 +94,7 @@ pub use changes::{Brief, Change, Changes, Fact, Named, Names, Places, Side, Targ
 pub use clean::DataCache;
 pub use dir::{DirEntry, ListFlags, RenameFlags};
 pub use error::{FsError, Result};
+pub use evict::evict;
 pub use file::{FallocateMode, ReadData, ReadFlags, Seek, WriteFlags};
 pub use filesystem::Filesystem;
 pub use names::{Absent, AbsentNames, Looked, NameCounts, NameEvent, NameFigures, Victim};

@@ -15,7 +15,9 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::drawn::{Drawn, ListUse};
 use crate::owner::{Memory, MemoryClass, MemoryOwner};
+use crate::picture::Picture;
 use crate::place::{GroupLimits, Place, Slot};
 use crate::protection::{GroupUse, Promise};
 
@@ -37,9 +39,7 @@ impl MemoryOwner {
         place.high.store(limits.high, Relaxed);
         place.max.store(limits.max, Relaxed);
         place.weight.store(limits.weight, Relaxed);
-        if limits.high.min(limits.max) < u64::MAX {
-            self.has_new_limits();
-        }
+        self.has_new_limits();
     }
 
     /// Says which owner holds it; none: it is a child of the root.
@@ -47,6 +47,7 @@ impl MemoryOwner {
         let serial = holder.map_or(Place::TOP, MemoryOwner::serial);
         let slot = holder.map_or(Slot::SHARED, MemoryOwner::slot);
         self.move_sum(|| {
+            holder.inspect(|holder| holder.place().has_held.store(true, Relaxed));
             self.place().slot.store(slot.0, Relaxed);
             self.place().holder.store(serial, Relaxed);
         });
@@ -58,21 +59,29 @@ impl MemoryOwner {
     }
 }
 
-/// The groups of one walk.
-#[derive(Clone, Debug, Default)]
-pub struct Picture {
-    /// The root first, parents before their children, and all of a group before the next one.
-    pub groups: Vec<GroupUse>,
-    /// The owner of each group's list; none for groups that hold others.
-    pub lists: Vec<Option<Slot>>,
-    /// The owner with the limits of each group; none for the root, and for the list of a holder.
-    limited: Vec<Option<Slot>>,
-}
-
 impl Memory {
     /// All groups with some usage.
     pub fn picture(&self) -> Picture {
         self.draw(MemoryOwner::usage, MemoryOwner::note_peak)
+    }
+
+    /// The groups with lists of these owners, and all above them, with claims of the others from a
+    /// picture that walks share.
+    pub(crate) fn picture_with(&self, lists: &[Slot]) -> Picture {
+        let look = |slot: &Slot| {
+            let owner = self.owner(*slot)?;
+            Some(ListUse { slot: *slot, serial: owner.serial(), usage: owner.usage() })
+        };
+        let lists: Vec<ListUse> = lists.iter().filter_map(look).collect();
+        let stamp = self.ledger().stamp();
+        let serves = self.drawn().lock().serves(&lists, stamp);
+        let new = (!serves).then(|| {
+            let serials = self.owners().iter().map(|of| (of.slot(), of.serial())).collect();
+            Drawn::new(self.picture(), &serials, stamp)
+        });
+        let mut drawn = self.drawn().lock();
+        new.into_iter().for_each(|new| drawn.replace(new));
+        drawn.part(&lists)
     }
 
     /// All groups with some usage of a class, which is the usage here.
@@ -97,7 +106,8 @@ impl Memory {
         while let Some((at, parent)) = todo.pop() {
             let ((own, limits), slot) = (seen[at], Some(tree.slots[at]));
             let GroupLimits { promise, weight, .. } = limits;
-            let group = GroupUse { parent: Some(parent), usage: usage[at], promise, weight };
+            let (parent, claimed) = (Some(parent), Promise::default());
+            let group = GroupUse { parent, usage: usage[at], promise, weight, claimed };
             let Some(children) = children.get(&at) else {
                 picture.push(group, slot, slot);
                 continue;
@@ -107,48 +117,11 @@ impl Memory {
             let place = picture.push(group, None, slot);
             // MEMGROUP-T1.
             let GroupLimits { promise, weight, .. } = GroupLimits::default();
-            picture.push(GroupUse { parent: Some(place), usage: own, promise, weight }, slot, None);
+            let parent = Some(place);
+            picture.push(GroupUse { parent, usage: own, promise, weight, claimed }, slot, None);
             todo.extend(children.iter().rev().map(|child| (*child, place)));
         }
         picture
-    }
-}
-
-impl Picture {
-    fn with_room(groups: usize) -> Picture {
-        let lists = || Vec::with_capacity(groups);
-        Picture { groups: Vec::with_capacity(groups), lists: lists(), limited: lists() }
-    }
-
-    fn push(&mut self, group: GroupUse, list: Option<Slot>, limited: Option<Slot>) -> usize {
-        self.groups.push(group);
-        self.lists.push(list);
-        self.limited.push(limited);
-        self.groups.len() - 1
-    }
-
-    /// The place of the group with the limits of this owner, if it has some usage.
-    pub(crate) fn place(&self, of: Slot) -> Option<usize> {
-        self.limited.iter().position(|slot| *slot == Some(of))
-    }
-
-    /// The owner with the limits of a group.
-    pub(crate) fn limited(&self, group: usize) -> Option<Slot> {
-        self.limited[group]
-    }
-
-    /// The part at and below a group, which is the root of it: so its own promise does not count,
-    /// and those of the groups that it holds do. None if it has no usage.
-    pub fn below(&self, of: Slot) -> Option<Picture> {
-        let root = self.place(of)?;
-        let is_outside = |group: &GroupUse| group.parent < Some(root);
-        let behind = self.groups[root + 1..].iter().position(is_outside);
-        let all = root..behind.map_or(self.groups.len(), |n| root + 1 + n);
-        let mut groups = self.groups[all.clone()].to_vec();
-        groups[0].parent = None;
-        groups[1..].iter_mut().for_each(|group| group.parent = group.parent.map(|at| at - root));
-        let [lists, limited] = [&self.lists, &self.limited].map(|of| of[all.clone()].to_vec());
-        Some(Picture { groups, lists, limited })
     }
 }
 

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod delay;
+mod drawn;
 mod events;
 mod figures;
 mod fit;
@@ -20,7 +21,9 @@ mod group;
 mod ledger;
 mod limit;
 mod over;
+mod own;
 mod owner;
+mod picture;
 mod place;
 mod pressure;
 mod protection;
@@ -37,14 +40,14 @@ pub use delay::{OwedDelay, delay_above_high};
 pub use events::{Counts, Event, Stat};
 pub use figures::{Figures, Survey};
 pub use fit::LimitsError;
-pub use group::Picture;
 pub use limit::{Limit, OverLimit};
 pub use owner::{LookupCharge, Memory, MemoryCharge, MemoryClass, MemoryOwner};
+pub use picture::Picture;
 pub use place::{GroupLimits, Slot};
 pub use pressure::Pressure;
 pub use protection::{GroupUse, Promise, protections};
 pub use reclaim::{Lists, Reclaimed, reclaim};
-pub use rings::{AsIs, Entry, Evicted, Kind as RingKind, Rings};
+pub use rings::{AsIs, Entry, Evicted, Kind as RingKind, Rings, fit_parts};
 pub use scan::{Arm, Carry, Look, Pass, Scan};
 pub use scarce::{Parts, Room, Scarce};
 pub use shares::{AvailableMemory, INODE_BYTES, LOOKUP_BYTES, NAME_BYTES, Shares, SharesError};

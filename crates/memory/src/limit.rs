@@ -1,12 +1,16 @@
 //! The limits `high` and `max`: whether a group may use more.
 //!
-//! An owner whose counter passes a step reports, and is *near* a limit or not; a request of one
-//! that is near asks the `ledger` again (LEDGER-L2).
+//! An owner whose counter passes a step reports, and keeps the room below its limits; a request
+//! for more than that asks the `ledger` again (LEDGER-L2).
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::ledger::Judged;
-use crate::owner::{MemoryOwner, STEP};
+use crate::events::Event;
+use crate::ledger::STEP;
+use crate::owner::MemoryOwner;
+
+/// A group at a limit frees one in so many of its bytes at once, a step at most.
+const BATCH: u64 = 16;
 
 /// A limit of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,30 +28,55 @@ pub struct OverLimit {
     pub limit: Limit,
     /// By so many bytes.
     pub over: u64,
+    /// The bytes to free: more than these, so that not each request has to free some.
+    pub need: u64,
+}
+
+impl Limit {
+    /// The occasion on which it counts.
+    pub fn event(self) -> Event {
+        match self {
+            Limit::High => Event::High,
+            Limit::Max => Event::Max,
+        }
+    }
 }
 
 impl MemoryOwner {
     /// Whether this group, or one above, may be near a limit: then [`Self::over_limit`] says more.
     pub fn is_near_limit(&self) -> bool {
-        self.judged().0.load(Relaxed) != self.ledger().limits.load(Relaxed)
+        !self.has_room(0)
+    }
+
+    fn has_room(&self, more: u64) -> bool {
+        self.judged().has_room(more, self.ledger().limits())
     }
 
     /// The nearest group, from this one upwards, that would pass this limit of its own with `more`
     /// bytes of this owner.
     pub fn over_limit(&self, limit: Limit, more: u64) -> Option<OverLimit> {
-        if !self.is_near_limit() {
+        if self.has_room(more) {
             return None;
         }
         self.report().into_iter().find_map(|(group, all)| {
             let all = all.max(0) as u64 + more;
-            let over = all.checked_sub(group.limit(limit)).filter(|over| *over > 0)?;
-            Some(OverLimit { group, limit, over })
+            let most = group.limit(limit);
+            let over = all.checked_sub(most).filter(|over| *over > 0)?;
+            let need = over.max((most / BATCH).min(STEP as u64));
+            Some(OverLimit { group, limit, over, need })
         })
     }
 
-    /// It has other limits (LEDGER-L2).
+    /// The nearest group that would pass its `max`, or else its `high`.
+    pub fn over_any_limit(&self, more: u64) -> Option<OverLimit> {
+        self.over_limit(Limit::Max, more).or_else(|| self.over_limit(Limit::High, more))
+    }
+
+    /// It has other limits or promises (LEDGER-L2).
     pub(crate) fn has_new_limits(&self) {
-        if self.ledger().limits.fetch_add(1, Relaxed) == 0 {
+        self.ledger().changes.fetch_add(1, Relaxed);
+        let is_limited = [Limit::High, Limit::Max].into_iter().any(|of| self.limit(of) < u64::MAX);
+        if is_limited && self.ledger().next_limits() == 0 {
             self.all().iter().for_each(|owner| _ = owner.report());
         }
     }
@@ -59,40 +88,43 @@ impl MemoryOwner {
         }
     }
 
-    /// Whether the sum of this group is at a limit of its own, but for a step.
-    fn is_near(&self, all: i64) -> bool {
-        (all + STEP).max(0) as u64 > self.limit(Limit::High).min(self.limit(Limit::Max))
+    /// Bytes between the sum of this group and its nearest limit.
+    fn room(&self, all: i64) -> u64 {
+        let nearest = self.limit(Limit::High).min(self.limit(Limit::Max));
+        nearest.saturating_sub(all.max(0) as u64)
     }
 
-    /// A counter has passed a multiple of [`STEP`].
-    pub(crate) fn has_passed_step(&self) {
-        if self.ledger().limits.load(Relaxed) > 0 {
+    /// A counter has passed a multiple of [`STEP`]. One that goes to and fro there is no reason for
+    /// a report.
+    pub(crate) fn has_passed_step(&self, usage: u64) {
+        if self.ledger().count_step() && self.judged().is_old(usage) {
             self.report();
         }
     }
 
     /// Tells the ledger the usage of now. Returns the sums of this group and of those above.
     fn report(&self) -> Vec<(MemoryOwner, i64)> {
-        let limits = self.ledger().limits.load(Relaxed);
-        let chain: Vec<(MemoryOwner, i64)> = self.ledger().with(&|| self.above(), |sums, above| {
+        self.ledger().with(&|| self.above(), |sums, above| {
+            let limits = self.ledger().limits();
             let own = self.usage() as i64;
             let more = own - std::mem::replace(&mut sums.of(self.slot()).own, own);
             let up = std::iter::once(self).chain(above);
-            up.map(|group| {
+            let add = |group: &MemoryOwner| {
                 let all = &mut sums.of(group.slot()).all;
                 *all += more;
                 (group.clone(), *all)
-            })
-            .collect()
-        });
-        let is_near = chain.iter().any(|(group, all)| group.is_near(*all));
-        self.judged().0.store(if is_near { Judged::NEAR } else { limits }, Relaxed);
-        chain
+            };
+            let chain: Vec<(MemoryOwner, i64)> = up.map(add).collect();
+            let room = chain.iter().map(|(group, all)| group.room(*all)).min();
+            self.judged().store(own, room.unwrap_or(0), limits);
+            chain
+        })
     }
 
     /// This group has another holder, as `set` says: its sum moves along.
     pub(crate) fn move_sum(&self, set: impl Fn()) {
         let ledger = self.ledger();
+        let _moving = ledger.moving.lock();
         let all = ledger.with(&|| self.above(), |sums, above| {
             let all = sums.of(self.slot()).all;
             above.iter().for_each(|group| sums.of(group.slot()).all -= all);
@@ -101,13 +133,18 @@ impl MemoryOwner {
             set();
             all
         });
+        let holds_others = self.place().has_held.load(Relaxed);
         ledger.with(&|| self.above(), |sums, above| {
             above.iter().for_each(|group| sums.of(group.slot()).all += all);
+            // LEDGER-L2.
+            match ledger.limits() {
+                0 => {}
+                _ if all == 0 && !holds_others => self.judged().has_no_room(),
+                _ => _ = ledger.next_limits(),
+            }
         });
-        match all {
-            _ if ledger.limits.load(Relaxed) == 0 => {}
-            0 => self.judged().0.store(Judged::NEAR, Relaxed),
-            _ => _ = ledger.limits.fetch_add(1, Relaxed),
+        if all != 0 || self.usage() > 0 {
+            ledger.changes.fetch_add(1, Relaxed);
         }
     }
 }
@@ -135,7 +172,10 @@ mod tests {
         assert_eq!(two.over_limit(Limit::Max, 0), None);
         assert!(!two.is_near_limit());
         let more = two.charge(MemoryClass::Dirty, 500 << 10);
-        let over = |more| OverLimit { group: top.clone(), limit: Limit::Max, over: more };
+        let over = |over: u64| {
+            let need = over.max(64 << 10);
+            OverLimit { group: top.clone(), limit: Limit::Max, over, need }
+        };
         assert_eq!(two.over_limit(Limit::Max, 0), Some(over(76 << 10)));
         assert_eq!(one.over_limit(Limit::Max, 5), None, "LEDGER-L2: its last report was before");
         charge.change(64 << 10);
@@ -164,6 +204,72 @@ mod tests {
         new.set_holder(Some(&one));
         let over = new.over_limit(Limit::High, 60).map(|of| of.over);
         assert_eq!(over, Some(10), "LEDGER-L2: it has moved");
+    }
+
+    #[test]
+    fn a_request_for_more_than_the_room_is_judged() {
+        let memory = Memory::default();
+        let [top, one] = std::array::from_fn(|_| memory.add_owner());
+        one.set_holder(Some(&top));
+        top.set_limits(&max(1 << 20));
+        assert_eq!(one.over_limit(Limit::Max, 0), None);
+        assert!(!one.is_near_limit());
+        assert_eq!(one.over_limit(Limit::Max, 1 << 20), None);
+        let over = one.over_limit(Limit::Max, (1 << 20) + 1).map(|of| (of.group, of.over));
+        assert_eq!(over, Some((top, 1)), "LEDGER-L2");
+    }
+
+    fn sum(of: &MemoryOwner) -> crate::ledger::Sum {
+        of.ledger().with(&Vec::<()>::new, |sums, _| *sums.of(of.slot()))
+    }
+
+    #[test]
+    fn a_counter_that_goes_to_and_fro_at_a_step_is_reported_once() {
+        let owner = Memory::default().add_owner();
+        owner.set_limits(&max(1 << 30));
+        owner.add(MemoryClass::Node, STEP - 1);
+        for _ in 0..3 {
+            owner.add(MemoryClass::Node, 10);
+            assert_eq!(sum(&owner).own, STEP + 9, "LEDGER-L1");
+            owner.add(MemoryClass::Node, -10);
+        }
+        assert_eq!(sum(&owner).own, STEP + 9);
+        owner.add(MemoryClass::Node, 10);
+        owner.add(MemoryClass::Node, -9 - STEP);
+        assert_eq!(sum(&owner).own, 0, "LEDGER-L1: a step less");
+    }
+
+    /// The group that moves has no usage, nor has the one inside.
+    #[test]
+    fn a_request_of_a_group_inside_one_that_moved_asks() {
+        let memory = Memory::default();
+        let [full, moved, inside] = std::array::from_fn(|_| memory.add_owner());
+        inside.set_holder(Some(&moved));
+        let charge = full.charge(MemoryClass::Dirty, 1000);
+        full.set_limits(&max(1000));
+        assert_eq!(inside.over_limit(Limit::Max, 1), None);
+        assert!(!inside.is_near_limit());
+        moved.set_holder(Some(&full));
+        assert_eq!(inside.over_limit(Limit::Max, 1).map(|of| of.over), Some(1), "LEDGER-L2");
+        drop(charge);
+    }
+
+    #[test]
+    fn two_threads_that_move_a_group_leave_one_sum() {
+        let memory = Memory::default();
+        let [one, two, moved] = std::array::from_fn(|_| memory.add_owner());
+        one.set_limits(&max(1 << 30));
+        moved.add(MemoryClass::Edit, STEP);
+        std::thread::scope(|scope| {
+            for holder in [&one, &two] {
+                let moved = &moved;
+                scope.spawn(move || (0..2000).for_each(|_| moved.set_holder(Some(holder))));
+            }
+        });
+        let sums = [&one, &two].map(|of| sum(of).all);
+        let held = [&one, &two].map(|of| if moved.is_held_by(Some(of)) { STEP } else { 0 });
+        assert_eq!(sums, held, "LEDGER-L1");
+        moved.add(MemoryClass::Edit, -STEP);
     }
 
     #[derive(Clone, Debug)]
@@ -233,7 +339,8 @@ mod tests {
                             sum as u64 + more
                         };
                         let found = owners[g].over_limit(Limit::Max, more);
-                        let slack = ((GROUPS * MemoryClass::ALL.len()) as i64 * STEP) as u64;
+                        let steps = GROUPS * (MemoryClass::ALL.len() + 1);
+                        let slack = (steps as i64 * STEP) as u64;
                         let above = std::iter::successors(Some(g), |at| holders[*at]);
                         for of in above {
                             let max = owners[of].limits().max;
@@ -244,8 +351,8 @@ mod tests {
                         }
                         owners.iter().for_each(|owner| _ = owner.report());
                         for (of, owner) in owners.iter().enumerate() {
-                            let all = owner.ledger().with(&Vec::<()>::new, |sums, _| sums.of(owner.slot()).all);
-                            prop_assert_eq!(all as u64, over(of) - more, "LEDGER-L1");
+                            let all = sum(owner).all as u64;
+                            prop_assert_eq!(all, over(of) - more, "LEDGER-L1");
                         }
                     }
                 }

@@ -21,8 +21,9 @@ use std::sync::{Arc, Weak};
 use copyhold_sync::{Mutex, of};
 
 use crate::LOOKUP_BYTES;
+use crate::drawn::Drawn;
 use crate::events::CountCells;
-use crate::ledger::{Judged, Ledger};
+use crate::ledger::{Judged, Ledger, STEP};
 use crate::place::{Place, Slot};
 use crate::pressure::Stalls;
 use crate::scan::Arm;
@@ -80,9 +81,6 @@ impl MemoryClass {
 #[repr(align(64))]
 struct Lines<T>(T);
 
-/// A counter that passes a multiple of it notes the peak, and is reported (CHARGE-C3).
-pub(crate) const STEP: i64 = 64 << 10;
-
 /// Bytes by class.
 type Counters = [AtomicI64; MemoryClass::ALL.len()];
 
@@ -93,6 +91,7 @@ pub struct Memory {
     budget: AtomicU64,
     /// A place in [`Arm::ALL`].
     arm: AtomicUsize,
+    drawn: Mutex<Drawn, of::MemoryPicture>,
 }
 
 #[derive(Default)]
@@ -138,7 +137,8 @@ impl Default for Memory {
         let slots = Arc::new(Slots::default());
         let shared = MemoryOwner::new(&slots);
         debug_assert_eq!(shared.slot(), Slot::SHARED);
-        Memory { slots, shared, budget: AtomicU64::new(u64::MAX), arm: AtomicUsize::new(0) }
+        let (budget, arm) = (AtomicU64::new(u64::MAX), AtomicUsize::new(0));
+        Memory { slots, shared, budget, arm, drawn: Mutex::default() }
     }
 }
 
@@ -162,6 +162,20 @@ impl Memory {
     pub fn set_arm(&self, arm: Arm) {
         let place = Arm::ALL.iter().position(|of| *of == arm);
         self.arm.store(place.expect("all are there"), Relaxed);
+        self.ledger().changes.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.slots.ledger
+    }
+
+    /// Changes of limits, and of the rule of protections, so far.
+    pub(crate) fn changes(&self) -> u64 {
+        self.ledger().stamp().changes
+    }
+
+    pub(crate) fn drawn(&self) -> &Mutex<Drawn, of::MemoryPicture> {
+        &self.drawn
     }
 
     /// All that there are, by slot.
@@ -317,8 +331,9 @@ impl MemoryOwner {
         let before = self.0.charged.0[class as usize].fetch_add(bytes, Relaxed);
         // CHARGE-C3.
         if (before ^ before.wrapping_add(bytes)) & !(STEP - 1) != 0 {
-            self.note_peak(self.usage());
-            self.has_passed_step();
+            let usage = self.usage();
+            self.note_peak(usage);
+            self.has_passed_step(usage);
         }
     }
 

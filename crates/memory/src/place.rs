@@ -1,6 +1,6 @@
 //! The limits of a group, and its place in the tree of groups.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::protection::Promise;
 
@@ -42,11 +42,15 @@ pub(crate) struct Place {
     pub(crate) holder: AtomicU64,
     /// The slot of its holder.
     pub(crate) slot: AtomicU32,
+    /// A group was put into it, ever.
+    pub(crate) has_held: AtomicBool,
     pub(crate) min: AtomicU64,
     pub(crate) low: AtomicU64,
     pub(crate) high: AtomicU64,
     pub(crate) max: AtomicU64,
     pub(crate) weight: AtomicU32,
+    /// OWNFROM-E1.
+    pub(crate) own_from: AtomicU64,
 }
 
 impl Place {
@@ -66,11 +70,13 @@ impl Default for Place {
         Place {
             holder: AtomicU64::new(Self::TOP),
             slot: AtomicU32::new(0),
+            has_held: AtomicBool::new(false),
             min: AtomicU64::new(promise.min),
             low: AtomicU64::new(promise.low),
             high: AtomicU64::new(high),
             max: AtomicU64::new(max),
             weight: AtomicU32::new(weight),
+            own_from: AtomicU64::new(0),
         }
     }
 }

@@ -32,15 +32,34 @@ pub struct GroupUse {
     pub promise: Promise,
     /// Its share of what is scarce, beside the other children of its parent.
     pub weight: u32,
+    /// Of children that are not in the list of the walk: the sum of what they claim.
+    pub claimed: Promise,
+}
+
+impl Promise {
+    pub(crate) fn add(&mut self, more: Promise) {
+        self.min = self.min.saturating_add(more.min);
+        self.low = self.low.saturating_add(more.low);
+    }
+
+    pub(crate) fn take(&mut self, less: Promise) {
+        self.min = self.min.saturating_sub(less.min);
+        self.low = self.low.saturating_sub(less.low);
+    }
+}
+
+/// A group claims the part of its promise that it uses.
+pub(crate) fn claim(group: &GroupUse) -> Promise {
+    let Promise { min, low } = group.promise;
+    Promise { min: min.min(group.usage), low: low.min(group.usage) }
 }
 
 /// The protection of each group; the first is the root, and parents come before their children.
 pub fn protections(groups: &[GroupUse]) -> Vec<Promise> {
-    let mut claimed = vec![Promise::default(); groups.len()];
+    let mut claimed: Vec<Promise> = groups.iter().map(|group| group.claimed).collect();
     for group in groups {
         if let Some(parent) = group.parent {
-            claimed[parent].min += group.promise.min.min(group.usage);
-            claimed[parent].low += group.promise.low.min(group.usage);
+            claimed[parent].add(claim(group));
         }
     }
     let mut given: Vec<Promise> = Vec::with_capacity(groups.len());
@@ -88,7 +107,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn group(parent: usize, usage: u64, low: u64) -> GroupUse {
-        GroupUse { parent: Some(parent), usage, promise: Promise { min: 0, low }, weight: 0 }
+        let promise = Promise { min: 0, low };
+        GroupUse { parent: Some(parent), usage, promise, ..GroupUse::default() }
     }
 
     fn root(usage: u64) -> GroupUse {
@@ -128,7 +148,7 @@ mod tests {
             for (parent, usage, min, low) in leaves {
                 let parent = Some(parent % groups.len());
                 let promise = Promise { min, low };
-                groups.push(GroupUse { parent, usage, promise, weight: 0 });
+                groups.push(GroupUse { parent, usage, promise, ..GroupUse::default() });
             }
             for at in (1..groups.len()).rev() {
                 let parent = groups[at].parent.expect("only the root has none");

@@ -9,11 +9,13 @@
 //! RECLAIM-R1  Each round takes from every list its part, also when enough is free before the last
 //!             list: the first lists do not pay for all.
 //! RECLAIM-R2  Nothing is refused before pass 2 has looked at all that is not within `min`.
-//! RECLAIM-R3  No list gives more than the request needs in a round: after rounds that found only
-//!             objects in use, the next one looks at twice as much, up to all of a list.
+//! RECLAIM-R3  A request takes at most twice what it needs, and an object of each list: in a round
+//!             a list stops at its part of that, by the bytes to look at. So rounds that found only
+//!             objects in use are not made up for by all lists at once. If others had less to
+//!             give, the lists that stopped go on.
 
 use crate::protection::{GroupUse, protections};
-use crate::scan::{Arm, Carry, Look, Pass};
+use crate::scan::{Arm, Carry, Look, Pass, part};
 
 /// A first round looks at one in so many bytes, as a power of two.
 const GENTLEST: u32 = 12;
@@ -39,7 +41,7 @@ pub trait Lists {
 pub struct Reclaimed {
     pub freed: u64,
     /// Groups that were looked at below their `low`.
-    pub broken: Vec<usize>,
+    pub below_low: Vec<usize>,
 }
 
 /// Frees `need` bytes, if that is possible.
@@ -58,6 +60,7 @@ fn pass(lists: &mut dyn Lists, need: u64, arm: Arm, pass: Pass, done: &mut Recla
     for priority in (0..=GENTLEST).rev() {
         let groups = lists.groups();
         let given = protections(&groups);
+        let mut turns = Vec::new();
         for (at, (group, given)) in groups.iter().zip(given).enumerate() {
             let size = lists.size(at);
             if size == 0 {
@@ -65,24 +68,12 @@ fn pass(lists: &mut dyn Lists, need: u64, arm: Arm, pass: Pass, done: &mut Recla
             }
             let scan = arm.scan(size, group.usage, given, pass);
             skipped |= scan.low_skipped;
-            if scan.bytes == 0 {
-                continue;
+            if scan.bytes > 0 {
+                let breaks_low = pass == Pass::KeepsMin && group.usage <= given.low;
+                turns.push(Turn::new(lists, at, scan.bytes, priority, breaks_low));
             }
-            let bytes = lists.carry(at).add(scan.bytes, priority);
-            let look = Look { bytes, enough: need, over: priority == 0 };
-            let (seen, freed) = lists.shrink(at, look);
-            if lists.size(at) > 0 {
-                lists.carry(at).spend(seen);
-                if freed >= need {
-                    lists.carry(at).forgive();
-                }
-            }
-            let breaks_low = pass == Pass::KeepsMin && group.usage <= given.low;
-            if breaks_low && seen > 0 && !done.broken.contains(&at) {
-                done.broken.push(at);
-            }
-            done.freed += freed;
         }
+        take_turns(lists, turns, need, done);
         if done.freed >= need {
             break;
         }
@@ -90,18 +81,78 @@ fn pass(lists: &mut dyn Lists, need: u64, arm: Arm, pass: Pass, done: &mut Recla
     skipped
 }
 
+/// A list in a round.
+struct Turn {
+    list: usize,
+    /// Its part of the round, beside those of the others.
+    part: u64,
+    /// Bytes to look at.
+    left: u64,
+    /// It stops when so many come free.
+    enough: u64,
+    /// The last object may have more bytes than are left.
+    over: bool,
+    breaks_low: bool,
+}
+
+impl Turn {
+    fn new(lists: &mut dyn Lists, list: usize, part: u64, priority: u32, breaks_low: bool) -> Turn {
+        let over = priority == 0;
+        // One that was looked at too much before has an object to give all the same (RECLAIM-R2).
+        let left = lists.carry(list).add(part, priority).max(u64::from(over));
+        Turn { list, part, left, enough: 0, over, breaks_low }
+    }
+
+    /// Whether the list can go on.
+    fn look(&mut self, lists: &mut dyn Lists, done: &mut Reclaimed) -> bool {
+        let look = Look { bytes: self.left, enough: self.enough, over: self.over };
+        let (seen, freed) = lists.shrink(self.list, look);
+        self.left = self.left.saturating_sub(seen);
+        if self.breaks_low && seen > 0 && !done.below_low.contains(&self.list) {
+            done.below_low.push(self.list);
+        }
+        done.freed += freed;
+        if lists.size(self.list) == 0 {
+            return false;
+        }
+        lists.carry(self.list).spend(seen);
+        freed >= self.enough && self.left > 0
+    }
+}
+
+/// Looks at lists, as far as a round goes, or to twice the need (RECLAIM-R3).
+fn take_turns(lists: &mut dyn Lists, mut turns: Vec<Turn>, need: u64, done: &mut Reclaimed) {
+    turns.retain(|turn| turn.left > 0);
+    let twice = need.saturating_mul(2);
+    while done.freed < twice && !turns.is_empty() {
+        let sum: u64 = turns.iter().map(|turn| turn.part).sum();
+        let most = twice - done.freed;
+        turns.retain_mut(|turn| {
+            turn.enough = part(most, turn.part, sum).max(1);
+            turn.look(lists, done)
+        });
+    }
+    for turn in turns {
+        lists.carry(turn.list).forgive(turn.enough);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::protection::Promise;
 
     const MIB: u64 = 1 << 20;
     const PAGE: u64 = 4096;
 
-    /// Lists of pages without users: each page that is looked at comes free.
+    /// Lists of pages: each page that is looked at comes free, or loses its mark.
     struct Pages {
         groups: Vec<GroupUse>,
         pages: Vec<u64>,
+        /// Of these, bytes that were used since the last look.
+        marked: Vec<u64>,
         pinned: Vec<u64>,
         carries: Vec<Carry>,
         scanned: Vec<u64>,
@@ -110,10 +161,11 @@ mod tests {
     impl Pages {
         fn new(groups: &[(Option<usize>, u64, Promise)]) -> Pages {
             let count = groups.len();
-            let group = |(parent, _, promise)| GroupUse { parent, usage: 0, promise, weight: 0 };
+            let group = |(parent, _, promise)| GroupUse { parent, promise, ..GroupUse::default() };
             Pages {
                 groups: groups.iter().copied().map(group).collect(),
                 pages: groups.iter().map(|(_, bytes, _)| *bytes).collect(),
+                marked: vec![0; count],
                 pinned: vec![0; count],
                 carries: vec![Carry::default(); count],
                 scanned: vec![0; count],
@@ -156,10 +208,12 @@ mod tests {
         }
 
         fn shrink(&mut self, group: usize, look: Look) -> (u64, u64) {
-            let freed = look.bytes.min(self.pages[group]).min(look.enough);
+            let cleared = look.bytes.min(self.marked[group]);
+            self.marked[group] -= cleared;
+            let freed = (look.bytes - cleared).min(self.pages[group]).min(look.enough);
             self.pages[group] -= freed;
-            self.scanned[group] += freed;
-            (freed, freed)
+            self.scanned[group] += cleared + freed;
+            (cleared + freed, freed)
         }
     }
 
@@ -216,7 +270,7 @@ mod tests {
         ]);
         for _ in 0..2000 {
             let done = pages.add(2, MIB, 480 * MIB, Arm::Proportional);
-            assert_eq!(done.broken, []);
+            assert_eq!(done.below_low, []);
         }
         assert_eq!((pages.pages[1], pages.scanned[1]), (300 * MIB, 0), "SCANS-P1");
         assert!(pages.sum() <= 480 * MIB);
@@ -246,6 +300,48 @@ mod tests {
         assert!(refused_at.unwrap() >= max / 100 * 97, "at {refused_at:?}");
     }
 
+    #[test]
+    fn many_lists_of_used_pages_give_no_more_than_one() {
+        for count in [1, 100, 1000] {
+            let mut groups = vec![(None, 0, Promise::default())];
+            groups.extend((0..count).map(|_| (Some(0), 400 * MIB / count, low(0))));
+            let mut pages = Pages::new(&groups);
+            pages.marked.clone_from(&pages.pages);
+            let done = reclaim(&mut pages, MIB, Arm::Proportional);
+            assert!((MIB..=2 * MIB + count).contains(&done.freed), "{}: RECLAIM-R3", done.freed);
+            let most = pages.pages[1..].iter().max().unwrap();
+            assert!(most < &(400 * MIB / count), "RECLAIM-R1");
+        }
+    }
+
+    proptest! {
+        /// Enough comes free if there is enough, however it is divided; and not more than that
+        /// allows.
+        #[test]
+        fn a_request_takes_what_it_needs_and_little_more(
+            of in prop::collection::vec((0..64 * MIB, 0..=4_u64), 1..40),
+            need in 1..64 * MIB,
+        ) {
+            let mut groups = vec![(None, 0, Promise::default())];
+            groups.extend(of.iter().map(|(bytes, _)| (Some(0), *bytes, low(0))));
+            let mut pages = Pages::new(&groups);
+            for (at, (bytes, marked)) in of.iter().enumerate() {
+                pages.marked[at + 1] = bytes / 4 * marked;
+            }
+            let (sum, marked) = (pages.sum(), pages.marked.iter().sum::<u64>());
+            let done = reclaim(&mut pages, need, Arm::Proportional);
+            prop_assert!(done.freed <= 2 * need + of.len() as u64, "RECLAIM-R3");
+            prop_assert!(done.freed >= need.min(sum - marked), "RECLAIM-R2");
+        }
+    }
+
+    #[test]
+    fn a_list_that_was_looked_at_too_much_gives_before_a_refusal() {
+        let mut pages = Pages::new(&[(None, 0, Promise::default()), (Some(0), PAGE, low(0))]);
+        pages.carries[1].spend(4 * PAGE);
+        assert_eq!(reclaim(&mut pages, 1, Arm::Proportional).freed, 1, "RECLAIM-R2");
+    }
+
     /// The soft promise gives way when all that is left is promised.
     #[test]
     fn low_gives_way_and_min_does_not() {
@@ -253,7 +349,7 @@ mod tests {
         let mut pages = Pages::new(&[(None, 0, Promise::default()), (Some(0), 300 * MIB, promise)]);
         let done = reclaim(&mut pages, 50 * MIB, Arm::Proportional);
         assert!(done.freed >= 50 * MIB);
-        assert_eq!(done.broken, [1], "RECLAIM-R2");
+        assert_eq!(done.below_low, [1], "RECLAIM-R2");
         let done = reclaim(&mut pages, 500 * MIB, Arm::Proportional);
         assert!(pages.pages[1] >= 99 * MIB, "{done:?}, {} left", pages.pages[1]);
     }

@@ -18,6 +18,10 @@
 //!           eighth as often as the cold one. So a scan of any length leaves hot objects that are
 //!           used once while it passes through several times their bytes; and objects that are not
 //!           used any more make place for others.
+//! RINGS-N4  A walk in vain, for which protections left too little to look at, is not repeated
+//!           before as many bytes were refused as a walk frees, or a limit has changed.
+//! RINGS-N5  An object of a group at its `max` is kept if the lists of that group give as much; for
+//!           a group above its `high`, they give what they can.
 
 use std::collections::btree_map::Entry::{Occupied, Vacant};
 use std::collections::{BTreeMap, HashMap};
@@ -26,12 +30,14 @@ use std::hash::{BuildHasherDefault, Hash, Hasher};
 use slab::Slab;
 
 use crate::{
-    Carry, Cause, Event, Look, Memory, MemoryCharge, MemoryClass, MemoryOwner, OwnerLists,
-    Slot as OwnerSlot,
+    Carry, Cause, Event, Limit, Look, Memory, MemoryCharge, MemoryClass, MemoryOwner, OverLimit,
+    OwnerLists, Slot as OwnerSlot,
 };
 
-/// A full map evicts one in so many of its bytes at once.
+/// A full map evicts one in so many of its bytes at once;
 const BATCH: usize = 64;
+/// but so many bytes at least, or one in so many.
+const BATCH_LEAST: (usize, usize) = (128 << 10, 16);
 /// The hot ring is looked at once for so many looks at the cold one.
 const AGE: u32 = 8;
 
@@ -72,6 +78,16 @@ pub struct Rings<K, V> {
     bytes: usize,
     bytes_max: usize,
     evictions: u64,
+    vain: Option<Vain>,
+}
+
+/// After a walk in vain (RINGS-N4).
+#[derive(Debug)]
+struct Vain {
+    /// Bytes that found no room since.
+    refused: usize,
+    /// Changes of limits then.
+    changes: u64,
 }
 
 /// An object in the map, or removed from it.
@@ -110,6 +126,20 @@ struct Ring {
 #[must_use = "it is dropped without the lock"]
 pub struct Evicted<K, V>(Vec<Entry<K, V>>);
 
+/// Divides the bound of a cache among its `parts`, as far as protections allow: a part that keeps
+/// more takes room from the others. `fit` gives a part a bound, and returns the one that it keeps.
+/// Returns the sum.
+pub fn fit_parts(parts: usize, bytes_max: usize, fit: impl Fn(usize, usize) -> usize) -> usize {
+    let mut kept: Vec<usize> = (0..parts).map(|part| fit(part, bytes_max / parts)).collect();
+    for part in 0..parts {
+        let over = kept.iter().sum::<usize>().saturating_sub(bytes_max);
+        if over > 0 {
+            kept[part] = fit(part, kept[part].saturating_sub(over.div_ceil(parts - part)));
+        }
+    }
+    kept.iter().sum()
+}
+
 impl<K, V> Evicted<K, V> {
     pub fn bytes(&self) -> usize {
         self.0.iter().map(|entry| entry.charge.bytes() as usize).sum()
@@ -129,6 +159,7 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
             bytes: 0,
             bytes_max: 0,
             evictions: 0,
+            vain: None,
         }
     }
 
@@ -175,16 +206,15 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         let mut evicted = Evicted(Vec::new());
         while self.bytes > bytes_max {
             let need = (self.bytes - bytes_max).max(bytes_max / BATCH) as u64;
-            let mut walk = Walk { rings: self, evicted: &mut evicted };
-            memory.reclaim_anyway(&mut walk, need);
+            memory.reclaim_anyway(&mut Walk::new(self, &mut evicted), need);
         }
         evicted
     }
 
-    /// A lower bound, as far as protections allow. Returns the bound that is kept now.
-    pub fn lower_bytes_max(&mut self, memory: &Memory, bytes_max: usize) -> (usize, Evicted<K, V>) {
+    /// A new bound, as far as protections allow. Returns the bound that is kept now.
+    pub fn fit_bytes_max(&mut self, memory: &Memory, bytes_max: usize) -> (usize, Evicted<K, V>) {
         let mut evicted = Evicted(Vec::new());
-        self.bytes_max = bytes_max;
+        (self.bytes_max, self.vain) = (bytes_max, None);
         self.make_room(memory, 0, &mut evicted);
         self.bytes_max = bytes_max.max(self.bytes);
         (self.bytes_max, evicted)
@@ -205,10 +235,11 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         if self.places.contains_key(&key) {
             return (false, evicted);
         }
-        if bytes <= self.bytes_max {
+        let fits = bytes <= self.bytes_max && self.fits_limits(memory, bytes, owner, &mut evicted);
+        if fits {
             self.make_room(memory, bytes, &mut evicted);
         }
-        if self.bytes + bytes > self.bytes_max {
+        if !fits || !self.has_room(bytes) {
             owner.count(Event::Bypass);
             return (false, evicted);
         }
@@ -290,18 +321,56 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
     /// ([`Memory::reclaim_below`]).
     pub fn reclaim(&mut self, memory: &Memory, group: OwnerSlot, bytes: u64) -> Evicted<K, V> {
         let mut evicted = Evicted(Vec::new());
-        memory.reclaim_below(group, &mut Walk { rings: self, evicted: &mut evicted }, bytes);
+        let mut walk = Walk::new(self, &mut evicted);
+        memory.reclaim_below(group, &mut walk, bytes, Cause::Order);
         evicted
+    }
+
+    /// Whether limits leave room for `bytes` more of an owner (RINGS-N5).
+    fn fits_limits(
+        &mut self,
+        memory: &Memory,
+        bytes: usize,
+        owner: &MemoryOwner,
+        evicted: &mut Evicted<K, V>,
+    ) -> bool {
+        let Some(OverLimit { group, limit, over, need }) = owner.over_any_limit(bytes as u64)
+        else {
+            return true;
+        };
+        group.count(limit.event());
+        let mut walk = Walk::new(self, evicted);
+        let freed = memory.reclaim_below(group.slot(), &mut walk, need, Cause::Request);
+        limit == Limit::High || freed >= over
     }
 
     /// Evicts, so that `bytes` more keep the bound if that is possible.
     fn make_room(&mut self, memory: &Memory, bytes: usize, evicted: &mut Evicted<K, V>) {
         let over = (self.bytes + bytes).saturating_sub(self.bytes_max);
-        if over > 0 {
-            let need = over.max(self.bytes_max / BATCH) as u64;
-            let mut walk = Walk { rings: self, evicted };
-            memory.reclaim(&mut walk, need, Cause::Request);
+        if over == 0 || self.is_in_vain(memory, bytes) {
+            return;
         }
+        let need = over.max(self.batch()) as u64;
+        let mut walk = Walk::new(self, evicted);
+        let freed = memory.reclaim(&mut walk, need, Cause::Request);
+        // Objects that were in use lost their marks: the next walk finds them.
+        let is_vain = freed < over as u64 && walk.seen < over as u64;
+        self.vain = is_vain.then(|| Vain { refused: 0, changes: memory.changes() });
+    }
+
+    /// Bytes that a walk frees at least.
+    fn batch(&self) -> usize {
+        let (bytes, part) = BATCH_LEAST;
+        (self.bytes_max / BATCH).max(bytes.min(self.bytes_max / part))
+    }
+
+    /// RINGS-N4.
+    fn is_in_vain(&mut self, memory: &Memory, bytes: usize) -> bool {
+        let batch = self.batch();
+        self.vain.as_mut().is_some_and(|vain| {
+            vain.refused += bytes;
+            vain.refused < batch && vain.changes == memory.changes()
+        })
     }
 
     /// As [`OwnerLists::shrink`].
@@ -364,9 +433,20 @@ impl List {
 struct Walk<'a, K, V> {
     rings: &'a mut Rings<K, V>,
     evicted: &'a mut Evicted<K, V>,
+    seen: u64,
+}
+
+impl<'a, K, V> Walk<'a, K, V> {
+    fn new(rings: &'a mut Rings<K, V>, evicted: &'a mut Evicted<K, V>) -> Walk<'a, K, V> {
+        Walk { rings, evicted, seen: 0 }
+    }
 }
 
 impl<K: Copy + Eq + Hash, V> OwnerLists for Walk<'_, K, V> {
+    fn owners(&self) -> Vec<OwnerSlot> {
+        self.rings.lists.keys().copied().collect()
+    }
+
     fn size(&self, owner: OwnerSlot) -> u64 {
         self.rings.lists.get(&owner).map_or(0, |list| list.size() as u64)
     }
@@ -376,7 +456,9 @@ impl<K: Copy + Eq + Hash, V> OwnerLists for Walk<'_, K, V> {
     }
 
     fn shrink(&mut self, owner: OwnerSlot, look: Look) -> (u64, u64) {
-        self.rings.shrink(owner, look, self.evicted)
+        let (seen, freed) = self.rings.shrink(owner, look, self.evicted);
+        self.seen += seen;
+        (seen, freed)
     }
 }
 
@@ -387,6 +469,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::{GroupLimits, Promise};
 
     /// Hashed as it is.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -419,7 +502,7 @@ mod tests {
             (0..40).for_each(|n| assert!(rings.get(&Key(n)).is_some()));
             for round in 1..50 {
                 (0..80).for_each(|n| put(&mut rings, round * 1000 + n));
-                assert!(rings.bytes() <= 1000 && rings.bytes() > 900);
+                assert!(rings.bytes() <= 1000 && rings.bytes() > 900 - 1000 / BATCH_LEAST.1);
                 (0..40).for_each(|n| _ = rings.get(&Key(n)));
             }
             (0..40).filter(|n| rings.contains(&Key(*n))).count()
@@ -444,6 +527,93 @@ mod tests {
         }
         let new = (500..580).filter(|n| rings.contains(&Key(*n))).count();
         assert!(new >= 79, "{new} of 80");
+    }
+
+    fn min(min: u64) -> GroupLimits {
+        GroupLimits { promise: Promise { min, low: 0 }, ..GroupLimits::default() }
+    }
+
+    /// All that is protected is in one part: a new bound leaves it, and the other gives the room.
+    #[test]
+    fn a_new_bound_evicts_nothing_that_is_protected() {
+        let memory = Memory::default();
+        let [owner, other] = std::array::from_fn(|_| memory.add_owner());
+        owner.set_limits(&min(700));
+        let parts = [rings(&memory, Kind::OneRing, 1000), rings(&memory, Kind::OneRing, 1000)];
+        let parts = parts.map(std::cell::RefCell::new);
+        for n in 0..70 {
+            let _ = parts[0].borrow_mut().insert(&memory, Key(n), n, 10, &owner);
+            let _ = parts[1].borrow_mut().insert(&memory, Key(n), n, 10, &other);
+        }
+        let fit = |bytes: usize| {
+            fit_parts(2, bytes, |part, bytes| {
+                parts[part].borrow_mut().fit_bytes_max(&memory, bytes).0
+            })
+        };
+        let left = || [&owner, &other].map(|of| of.charged(MemoryClass::Data));
+        for (bytes, kept) in [(1000, 1000), (1200, 1200), (600, 700)] {
+            assert_eq!((fit(bytes), left()[0]), (kept, 700), "{:?}", left());
+            assert!(left()[1] <= kept as i64 - 700);
+        }
+    }
+
+    #[test]
+    fn a_walk_in_vain_is_not_repeated_at_each_insertion() {
+        let memory = Memory::default();
+        let [owner, other] = std::array::from_fn(|_| memory.add_owner());
+        owner.set_limits(&min(1 << 20));
+        let mut rings = rings(&memory, Kind::OneRing, 1600);
+        let put = |rings: &mut Rings<Key, u64>, n: u64, owner: &MemoryOwner| {
+            rings.insert(&memory, Key(n), n, 16, owner).0
+        };
+        assert!((0..100).all(|n| put(&mut rings, n, &owner)));
+        // One in seven, as a walk frees a sixteenth: the others only count.
+        let walks = |rings: &mut Rings<Key, u64>| {
+            let is_new = |rings: &mut Rings<Key, u64>| {
+                assert!(!put(rings, 1000, &other));
+                rings.vain.as_ref().is_some_and(|vain| vain.refused == 0)
+            };
+            (0..700).filter(|_| is_new(rings)).count()
+        };
+        assert_eq!(walks(&mut rings), 100, "RINGS-N4");
+        assert!(!put(&mut rings, 1000, &other));
+        owner.set_limits(&min(0));
+        assert!(put(&mut rings, 1000, &other), "RINGS-N4: a limit has changed");
+    }
+
+    #[test]
+    fn a_group_at_its_max_gives_its_own_objects_and_no_others() {
+        let memory = Memory::default();
+        let [group, inside, other] = std::array::from_fn(|_| memory.add_owner());
+        inside.set_holder(Some(&group));
+        let mut rings = rings(&memory, Kind::OneRing, 64 << 20);
+        const OBJECT: usize = 4 << 10;
+        let put = |rings: &mut Rings<Key, u64>, n: u64, owner: &MemoryOwner| {
+            rings.insert(&memory, Key(n), n, OBJECT, owner).0
+        };
+        assert!((0..100).all(|n| put(&mut rings, n, &other)));
+        group.set_limits(&GroupLimits { max: 1 << 20, ..min(1 << 30) });
+        // Twice its limit, by both.
+        for n in 1000..1512 {
+            assert!(put(&mut rings, n, if n % 2 == 0 { &group } else { &inside }), "RINGS-N5");
+            let both = group.usage() + inside.usage();
+            assert!(both <= (1 << 20) + (64 << 10), "LEDGER-L1: {both}");
+        }
+        assert!(group.usage() + inside.usage() > 900 << 10);
+        assert_eq!(other.usage(), 100 * OBJECT as u64);
+        assert!(group.counts().event(Event::Max) > 0);
+        // Nothing of it is here: other classes have all that it may have.
+        drop(rings.clear());
+        let charge = inside.charge(MemoryClass::Dirty, 2 << 20);
+        let kept = (0..100).take_while(|n| put(&mut rings, *n, &group)).count();
+        assert!(kept * OBJECT <= 64 << 10, "LEDGER-L1: {kept}");
+        assert_eq!(group.counts().event(Event::Bypass), 1);
+        drop((charge, rings.clear()));
+        let high = GroupLimits { high: 100 << 10, ..GroupLimits::default() };
+        group.set_limits(&high);
+        assert!((0..200).all(|n| put(&mut rings, n, &inside)), "it is no bound for one object");
+        assert!(inside.usage() <= (100 << 10) + OBJECT as u64, "{}", inside.usage());
+        assert!(group.counts().event(Event::High) > 0);
     }
 
     #[derive(Clone, Debug)]

@@ -82,6 +82,9 @@ pub struct Scan {
 const FLOOR: u64 = 128 << 10;
 const FLOOR_PART: u64 = 10;
 
+/// Bytes of a new list that are looked at sooner, at most.
+const FIRST_MOST: u64 = 128 << 10;
+
 impl Arm {
     /// Of a list of `size` bytes of a group that uses `usage` bytes.
     pub fn scan(self, size: u64, usage: u64, given: Promise, pass: Pass) -> Scan {
@@ -109,7 +112,7 @@ impl Arm {
 }
 
 /// `size · by / of`, at most the largest number.
-fn part(size: u64, by: u64, of: u64) -> u64 {
+pub(crate) fn part(size: u64, by: u64, of: u64) -> u64 {
     u64::try_from(u128::from(size) * u128::from(by) / u128::from(of)).unwrap_or(u64::MAX)
 }
 
@@ -124,8 +127,10 @@ pub struct Carry {
 
 impl Carry {
     /// Of the `nth` list of a cache, the first object of which has so many bytes. Two lists in a
-    /// row begin with different parts of that.
+    /// row begin with different parts of that, or of [`FIRST_MOST`]: those behind a large object
+    /// may be small.
     pub fn of_list(nth: u64, object: u64) -> Carry {
+        let object = object.min(FIRST_MOST);
         // Fibonacci hashing: any number of lists in a row divide an object evenly.
         let part = nth.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let credit = (u128::from(part) * u128::from(object)) >> u64::BITS;
@@ -146,9 +151,9 @@ impl Carry {
         self.credit = self.credit.saturating_sub_unsigned(seen);
     }
 
-    /// Looks that a request did not need are not made up for.
-    pub fn forgive(&mut self) {
-        self.credit = self.credit.min(0);
+    /// Looks that a request did not need are not made up for, but for less than an object.
+    pub fn forgive(&mut self, most: u64) {
+        self.credit = self.credit.min(i64::try_from(most).unwrap_or(i64::MAX));
     }
 }
 
@@ -259,6 +264,12 @@ mod tests {
             }
             let left = (sum >> priority) - seen;
             prop_assert!(left < PAGE, "{} of {} by {}", seen, sum, priority);
+        }
+
+        #[test]
+        fn a_new_list_is_looked_at_soon_but_not_at_much(nth: u64, object: u64) {
+            let first = Carry::of_list(nth, object).add(0, 0);
+            prop_assert!(first <= object.min(FIRST_MOST), "SCANS-P3: {}", first);
         }
 
         /// More usage, or less protection, never means less to look at.

@@ -68,6 +68,17 @@ impl Tree {
         children
     }
 
+    /// The promises inside of each group: those of its children, or of what is inside of them.
+    pub(crate) fn inside(&self, own: &[u64]) -> Vec<u64> {
+        let mut inside = vec![0_u64; own.len()];
+        for at in &self.upwards {
+            if let Some(holder) = self.holders[*at] {
+                inside[holder] = inside[holder].saturating_add(own[*at].max(inside[*at]));
+            }
+        }
+        inside
+    }
+
     /// Adds to the value of each group those of all groups that it holds.
     pub(crate) fn sums<T: Clone>(&self, mut of: Vec<T>, add: impl Fn(&mut T, &T)) -> Vec<T> {
         for at in &self.upwards {

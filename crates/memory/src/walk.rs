@@ -4,8 +4,8 @@
 //!          frees ([`Stat::Scan`], [`Stat::Steal`]); each pass below `low`, too ([`Event::Low`]).
 
 use crate::events::{Event, Stat};
-use crate::group::Picture;
 use crate::owner::Memory;
+use crate::picture::Picture;
 use crate::place::Slot;
 use crate::protection::GroupUse;
 use crate::reclaim::{Lists, reclaim};
@@ -13,6 +13,9 @@ use crate::scan::{Arm, Carry, Look};
 
 /// The lists of objects of one kind, by owner.
 pub trait OwnerLists {
+    /// The owners with lists.
+    fn owners(&self) -> Vec<Slot>;
+
     /// Bytes in the list of an owner; zero if there is none.
     fn size(&self, owner: Slot) -> u64;
 
@@ -36,22 +39,29 @@ pub enum Cause {
 impl Memory {
     /// Frees `need` bytes of the lists of all groups, as far as protections leave; how many it did.
     pub fn reclaim(&self, lists: &mut dyn OwnerLists, need: u64, cause: Cause) -> u64 {
-        Walk { memory: self, picture: self.picture(), lists, cause }.run(need, self.arm())
+        let picture = self.picture_with(&lists.owners());
+        Walk { memory: self, picture, lists, cause }.run(need, self.arm())
     }
 
     /// Frees `need` bytes of the lists of all groups, however they are protected.
     pub fn reclaim_anyway(&self, lists: &mut dyn OwnerLists, need: u64) -> u64 {
         let cause = Cause::Order;
-        Walk { memory: self, picture: self.picture(), lists, cause }.run(need, Arm::Off)
+        let picture = self.picture_with(&lists.owners());
+        Walk { memory: self, picture, lists, cause }.run(need, Arm::Off)
     }
 
     /// Frees `need` bytes of the lists of a group and of all that it holds: its own promise does
     /// not count, those of the groups that it holds do.
-    pub fn reclaim_below(&self, group: Slot, lists: &mut dyn OwnerLists, need: u64) -> u64 {
-        let picture = self.picture().below(group);
-        picture.map_or(0, |picture| {
-            Walk { memory: self, picture, lists, cause: Cause::Order }.run(need, self.arm())
-        })
+    pub fn reclaim_below(
+        &self,
+        group: Slot,
+        lists: &mut dyn OwnerLists,
+        need: u64,
+        cause: Cause,
+    ) -> u64 {
+        let picture = self.picture_with(&lists.owners()).below(group);
+        picture
+            .map_or(0, |picture| Walk { memory: self, picture, lists, cause }.run(need, self.arm()))
     }
 }
 
@@ -65,7 +75,7 @@ struct Walk<'a> {
 impl Walk<'_> {
     fn run(mut self, need: u64, arm: Arm) -> u64 {
         let done = reclaim(&mut self, need, arm);
-        for list in done.broken {
+        for list in done.below_low {
             let owner = self.picture.lists[list].and_then(|slot| self.memory.owner(slot));
             owner.inspect(|owner| owner.count(Event::Low));
         }

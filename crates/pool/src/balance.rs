@@ -72,6 +72,10 @@ impl Balance {
         balance
     }
 
+    pub(crate) fn clean(&self) -> &CleanData {
+        &self.clean
+    }
+
     /// The cache of nodes has evicted so many bytes.
     pub(crate) fn nodes_evicted(&self, bytes: usize) {
         self.tip(-(bytes as i64).saturating_mul(NODE_WEIGHT));
@@ -113,11 +117,9 @@ impl Balance {
         if wanted <= from {
             return from;
         }
-        let nodes = self.nodes.lower_bytes_max(whole - wanted);
+        let nodes = self.nodes.fit_bytes_max(whole - wanted);
         // Protected nodes may leave less.
-        let data = (whole - nodes).min(wanted);
-        self.clean.set_bytes_max(data);
-        data
+        self.clean.fit_bytes_max((whole - nodes).min(wanted))
     }
 
     /// More for nodes; a step remains for clean data, so that it can grow again.
@@ -126,8 +128,8 @@ impl Balance {
         if wanted >= from {
             return from;
         }
-        let data = self.clean.lower_bytes_max(wanted);
-        self.nodes.set_bytes_max(self.bounds.whole - data);
+        let data = self.clean.fit_bytes_max(wanted);
+        self.nodes.fit_bytes_max(self.bounds.whole - data);
         data
     }
 }

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use copyhold_format::block_checksum;
-use copyhold_memory::{Memory, MemoryClass, MemoryOwner, RingKind, Rings};
+use copyhold_memory::{Memory, MemoryClass, MemoryOwner, RingKind, Rings, fit_parts};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, BlockAddr, Buf, Run};
 use event_listener::{Event, EventListener};
@@ -154,15 +154,27 @@ impl CleanData {
         }
     }
 
-    /// A lower bound, as far as protections allow. Returns the bound that is kept now.
-    pub(crate) fn lower_bytes_max(&self, bytes_max: usize) -> usize {
-        let each = bytes_max / self.shards.len();
-        let lower = |shard: &Mutex<Shard, of::CleanData>| {
-            let (kept, evicted) = shard.lock().blocks.lower_bytes_max(&self.memory, each);
+    /// A new bound, as far as protections allow. Returns the bound that is kept now.
+    pub(crate) fn fit_bytes_max(&self, bytes_max: usize) -> usize {
+        fit_parts(self.shards.len(), bytes_max, |shard, bytes| {
+            let mut shard = self.shards[shard].lock();
+            let (kept, evicted) = shard.blocks.fit_bytes_max(&self.memory, bytes);
+            drop(shard);
             drop(evicted);
             kept
-        };
-        self.shards.iter().map(lower).sum()
+        })
+    }
+
+    pub(crate) fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Evicts `bytes` of a group in one shard, as [`NodeCache::reclaim_in`] does.
+    ///
+    /// [`NodeCache::reclaim_in`]: copyhold_table::NodeCache::reclaim_in
+    pub(crate) fn reclaim_in(&self, shard: usize, group: &MemoryOwner, bytes: u64) -> u64 {
+        let evicted = self.shards[shard].lock().blocks.reclaim(&self.memory, group.slot(), bytes);
+        evicted.bytes() as u64
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -192,7 +204,12 @@ impl CleanData {
         for chunk in chunks(run) {
             let mut shard = self.shard(chunk).lock();
             for block in blocks(chunk) {
-                found.push(shard.blocks.get(&block)?.clone());
+                let Some(block) = shard.blocks.get(&block) else {
+                    drop(shard);
+                    self.take_hits(run, chunk.addr.raw());
+                    return None;
+                };
+                found.push(block.clone());
             }
             shard.stats.hits += u64::from(chunk.blocks);
             shard.evicted_at_hit = shard.blocks.evictions();
@@ -212,8 +229,18 @@ impl CleanData {
             None => Some(content),
             Some(block) => {
                 self.drop_bad(run.slice(block as u32, 1), &found[block]);
+                self.take_hits(run, u64::MAX);
                 None
             }
+        }
+    }
+
+    /// Blocks of a run before `end` are no hits: the device is read for all of it. A block is a hit
+    /// or a miss, never both.
+    fn take_hits(&self, run: Run, end: u64) {
+        let found = |chunk: &Run| chunk.addr.raw() < end;
+        for chunk in chunks(run).take_while(found) {
+            self.shard(chunk).lock().stats.hits -= u64::from(chunk.blocks);
         }
     }
 
@@ -224,9 +251,14 @@ impl CleanData {
         let same = shard.blocks.get(&at).is_some_and(|now| now.as_ptr() == content.as_ptr());
         let removed = same.then(|| shard.blocks.remove(&at));
         shard.stats.mismatches += u64::from(same);
+        let count = shard.stats.mismatches;
         drop(shard);
-        if removed.is_some() {
-            tracing::error!("block {} in memory does not match its checksum", block.addr);
+        // Bad memory may have many: the log has the first, then each time that they have doubled.
+        if removed.is_some() && count.is_power_of_two() {
+            let addr = block.addr;
+            tracing::error!(
+                "block {addr} in memory does not match its checksum, the {count}th here"
+            );
         }
     }
 
@@ -246,9 +278,10 @@ impl CleanData {
                 drop(shard);
                 return Err(ended);
             }
-            shard.stats.misses += u64::from(chunk.blocks);
             shard.fetches.push(fetch.underway.clone());
         }
+        // Not before: a reader that waits looks for them again.
+        self.shard(run.slice(0, 1)).lock().stats.misses += u64::from(run.blocks);
         Ok(fetch)
     }
 

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use copyhold_format::node::{Fragment, Node, parse_fragments, pieces_of};
-use copyhold_memory::{Memory, MemoryOwner};
+use copyhold_memory::{Memory, MemoryClass, MemoryOwner};
 use copyhold_sync::{Mutex, of};
 use copyhold_table::{NodeCache, NodeFuture, NodeSource, Table, TableError};
 use copyhold_types::{Buf, NodePtr, Purpose};
@@ -157,9 +157,43 @@ impl NodeStore {
     }
 }
 
-/// Evicts nodes of a memory group ([`NodeCache::reclaim`]); how many bytes that were.
+/// A shard of one of the pool's caches, to evict from.
+#[derive(Clone, Copy)]
+pub struct CachePart<'a> {
+    pool: &'a Pool,
+    class: MemoryClass,
+    shard: usize,
+}
+
+/// The shards of nodes, then those of clean data.
+pub fn cache_parts(pool: &Pool) -> impl Iterator<Item = CachePart<'_>> {
+    let part = move |class, shard| CachePart { pool, class, shard };
+    let nodes = (0..pool.nodes.cache.shards()).map(move |shard| part(MemoryClass::Node, shard));
+    let data = 0..pool.nodes.balance.clean().shards();
+    nodes.chain(data.map(move |shard| part(MemoryClass::Data, shard)))
+}
+
+/// Evicts nodes and clean data of a memory group at once; how many bytes that were.
 pub fn reclaim_nodes(pool: &Pool, group: &MemoryOwner, bytes: u64) -> u64 {
-    pool.nodes.cache.reclaim(group, bytes)
+    cache_parts(pool).fold(0, |freed, part| match bytes.saturating_sub(freed) {
+        0 => freed,
+        left => freed + part.evict(group, left),
+    })
+}
+
+impl CachePart<'_> {
+    pub fn class(self) -> MemoryClass {
+        self.class
+    }
+
+    /// Evicts `bytes` of a memory group ([`NodeCache::reclaim_in`]); how many bytes that were.
+    pub fn evict(self, group: &MemoryOwner, bytes: u64) -> u64 {
+        let CachePart { pool, class, shard } = self;
+        match class {
+            MemoryClass::Data => pool.nodes.balance.clean().reclaim_in(shard, group, bytes),
+            _ => pool.nodes.cache.reclaim_in(shard, group, bytes),
+        }
+    }
 }
 
 impl NodeSource for NodeStore {

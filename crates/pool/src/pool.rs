@@ -289,8 +289,8 @@ impl Pool {
         let introduces = introduced(tx.claims.iter().map(Claim::run));
         self.joined.fetch_max(txg.get(), Ordering::AcqRel);
         self.make_forks(txg, &tx);
-        for (table, owner, first) in &tx.owned {
-            self.table(*table).set_owner(owner, *first);
+        for (table, owner) in &tx.owned {
+            self.table(*table).set_owner(owner);
         }
         let mut room = std::mem::take(&mut credit.room);
         room.resize(blocks_of(records.len() as u64));

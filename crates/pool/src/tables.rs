@@ -14,7 +14,7 @@ use copyhold_format::node::PartitionDescriptor;
 use copyhold_memory::MemoryOwner;
 use copyhold_sync::{Mutex, RwLock, of};
 use copyhold_table::{Edit, Limits, NodeVisit, Table, Weight};
-use copyhold_types::{EpochId, Key, NodePtr, TableId, Txg};
+use copyhold_types::{Key, NodePtr, TableId, Txg};
 
 use crate::busy::Busy;
 use crate::maps::patiently;
@@ -107,7 +107,7 @@ impl Tables {
     }
 
     fn own(&self, table: &Table) {
-        table.set_owner(&self.shared, EpochId::POOL);
+        table.set_owner(&self.shared);
     }
 
     pub(crate) fn insert(&self, table: Table) {

@@ -21,7 +21,7 @@ pub struct Transaction {
     pub(crate) forks: Vec<(TableId, [TableId; 2])>,
     pub(crate) forgotten: Vec<TableId>,
     /// Tables, their owners, and the epoch from which on their nodes are unshared.
-    pub(crate) owned: SmallVec<[(TableId, MemoryOwner, EpochId); 1]>,
+    pub(crate) owned: SmallVec<[(TableId, MemoryOwner); 1]>,
     /// Edits of space that are applied already and are logged once more.
     pub(crate) carried: Vec<Carried>,
 }
@@ -49,10 +49,10 @@ impl Transaction {
         }
     }
 
-    /// `owner` pays from now on for the memory of `table`: for its edits, and for nodes from epoch
-    /// `first` on. Nothing of this is logged.
-    pub fn set_owner(&mut self, table: TableId, owner: &MemoryOwner, first: EpochId) {
-        self.owned.push((table, owner.clone(), first));
+    /// `owner` pays from now on for the memory of `table`: for its edits, and for its own nodes.
+    /// Nothing of this is logged.
+    pub fn set_owner(&mut self, table: TableId, owner: &MemoryOwner) {
+        self.owned.push((table, owner.clone()));
     }
 
     pub fn delete(&mut self, table: TableId, key: Key) {

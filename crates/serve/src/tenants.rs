@@ -20,7 +20,7 @@ use copyhold_fs::{Caller, Deleted, NodeId, Right, RolledBack};
 use copyhold_types::SubvolId;
 
 use crate::NamesLimit;
-use crate::wire::memory::{Brief, MemoryChange, MemoryRow};
+use crate::wire::memory::{Brief, Freed, MemoryChange, MemoryRow};
 use crate::wire::names::{NamesRow, NamesTotals};
 use crate::wire::scan::Scan;
 use crate::wire::{GroupChange, GroupRow, QuotaStatus, Refusal, Room, Subvolume};
@@ -257,12 +257,12 @@ pub(crate) trait Tenants: Send + Sync {
         self.names_totals().map(|totals| totals.live)
     }
 
-    /// Evicts caches of such a group; how many bytes that were.
+    /// Evicts caches of such a group.
     fn reclaim_memory(
         &self,
         _: Option<SubvolId>,
         _bytes: u64,
-    ) -> impl Future<Output = Answer<u64>> + Send {
+    ) -> impl Future<Output = Answer<Freed>> + Send {
         not_built("memory groups")
     }
 }

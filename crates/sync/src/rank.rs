@@ -241,6 +241,10 @@ ranks! {
 
     // Owners of memory: objects of all layers are charged to them, and are dropped under any lock.
 
+    /// The move of a group to another holder.
+    MemoryMoves,
+    /// The picture of groups that walks share.
+    MemoryPicture,
     /// The owners, by slot.
     MemoryOwners,
     /// Slots that are free.

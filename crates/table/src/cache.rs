@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use copyhold_format::node::Node;
-use copyhold_memory::{Evicted, Memory, MemoryClass, MemoryOwner, RingKind, Rings};
+use copyhold_memory::{Evicted, Memory, MemoryClass, MemoryOwner, RingKind, Rings, fit_parts};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{BlockAddr, NodePtr};
 
@@ -72,15 +72,15 @@ impl NodeCache {
         self.change(|shard| shard.nodes.set_bytes_max(&self.memory, each));
     }
 
-    /// A lower bound, as far as protections allow. Returns the bound that is kept now.
-    pub fn lower_bytes_max(&self, bytes_max: usize) -> usize {
-        let each = bytes_max / self.shards.len();
-        let lower = |shard: &Mutex<Shard, of::NodeCache>| {
-            let (kept, evicted) = shard.lock().nodes.lower_bytes_max(&self.memory, each);
+    /// A new bound, as far as protections allow. Returns the bound that is kept now.
+    pub fn fit_bytes_max(&self, bytes_max: usize) -> usize {
+        fit_parts(self.shards.len(), bytes_max, |shard, bytes| {
+            let mut shard = self.shards[shard].lock();
+            let (kept, evicted) = shard.nodes.fit_bytes_max(&self.memory, bytes);
+            drop(shard);
             drop(evicted);
             kept
-        };
-        self.shards.iter().map(lower).sum()
+        })
     }
 
     pub fn bytes(&self) -> usize {
@@ -103,33 +103,16 @@ impl NodeCache {
         evicted.bytes()
     }
 
-    /// Evicts `bytes` of the nodes of a group and of all that it holds, if there are as many. Its
-    /// own promise does not count, those of the groups that it holds do, `low` as long as anything
-    /// else is left. Returns the bytes that were evicted.
-    pub fn reclaim(&self, group: &MemoryOwner, bytes: u64) -> u64 {
-        let (mut freed, mut shards) = (0, self.shards.len() as u64);
-        for shard in &self.shards {
-            let need = (bytes.saturating_sub(freed)).div_ceil(shards);
-            freed += self.reclaim_in(shard, group, need);
-            shards -= 1;
-        }
-        // Shards have different parts of the group.
-        for shard in &self.shards {
-            freed += self.reclaim_in(shard, group, bytes.saturating_sub(freed));
-        }
-        freed
+    /// The parts that [`Self::reclaim_in`] knows.
+    pub fn shards(&self) -> usize {
+        self.shards.len()
     }
 
-    fn reclaim_in(
-        &self,
-        shard: &Mutex<Shard, of::NodeCache>,
-        group: &MemoryOwner,
-        need: u64,
-    ) -> u64 {
-        if need == 0 {
-            return 0;
-        }
-        let evicted = shard.lock().nodes.reclaim(&self.memory, group.slot(), need);
+    /// Evicts `bytes` of the nodes of a group and of all that it holds in one shard, if there are
+    /// as many. Its own promise does not count, those of the groups that it holds do, `low` as long
+    /// as anything else is left. Returns the bytes that were evicted.
+    pub fn reclaim_in(&self, shard: usize, group: &MemoryOwner, bytes: u64) -> u64 {
+        let evicted = self.shards[shard].lock().nodes.reclaim(&self.memory, group.slot(), bytes);
         evicted.bytes() as u64
     }
 
@@ -324,7 +307,16 @@ mod tests {
         let each = bytes(&group);
         group.set_limits(&low(1 << 30));
         kept.set_limits(&low(1 << 30));
-        let freed = cache.reclaim(&group, each / 2);
+        let reclaim = |group: &MemoryOwner, bytes: u64| {
+            // As many of each shard, then what is missing.
+            let of = |n: u64, bytes: u64| cache.reclaim_in(n as usize % 4, group, bytes);
+            let even: u64 = (0..4).map(|n| of(n, bytes.div_ceil(4))).sum();
+            (0..4).fold(even, |freed, n| match bytes.saturating_sub(freed) {
+                0 => freed,
+                left => freed + of(n, left),
+            })
+        };
+        let freed = reclaim(&group, each / 2);
         assert!((each / 2..each).contains(&freed), "{freed} of {each}");
         assert_eq!([&kept, &other].map(bytes), [each; 2]);
         assert_eq!(bytes(&group), each - freed);
@@ -334,10 +326,10 @@ mod tests {
         assert!(counts.stat(Stat::Scan) >= freed);
         assert_eq!(kept.counts().event(Event::Low), 0);
         // Then nothing but the promise inside is left, and it gives way.
-        assert_eq!(cache.reclaim(&group, 4 * each), 2 * each - freed);
+        assert_eq!(reclaim(&group, 4 * each), 2 * each - freed);
         assert!(kept.counts().event(Event::Low) > 0, "WALK-N1");
         assert_eq!([&group, &kept, &other].map(bytes), [0, 0, each]);
-        assert_eq!(cache.reclaim(&group, 1), 0);
+        assert_eq!(reclaim(&group, 1), 0);
     }
 
     #[test]
@@ -348,8 +340,10 @@ mod tests {
         let cache = filled(&memory, &[&kept], 100);
         let promise = Promise { min: 1 << 30, low: 0 };
         kept.set_limits(&GroupLimits { promise, ..GroupLimits::default() });
-        assert_eq!(cache.reclaim(&group, 1 << 20), 0);
-        assert!(cache.reclaim(&kept, 1 << 20) > 0, "its own promise does not count");
+        let reclaim =
+            |of: &MemoryOwner| (0..4).map(|n| cache.reclaim_in(n, of, 1 << 20)).sum::<u64>();
+        assert_eq!(reclaim(&group), 0);
+        assert!(reclaim(&kept) > 0, "its own promise does not count");
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The owner of a table's memory: of its edits, and of the nodes that it reads.
 //!
 //! The charge of the edits is beside the partitions, under their lock: no edit comes or goes while
-//! a table gets its owner. A node from before the owner's first epoch is shared with others, and
-//! no owner of a table pays for it.
+//! a table gets its owner. A node that another tenant made is shared, and no owner of a table pays
+//! for it (OWNFROM-E1).
 
 use copyhold_memory::{MemoryCharge, MemoryClass, MemoryOwner};
-use copyhold_types::{EpochId, NodePtr};
+use copyhold_types::NodePtr;
 
 use crate::delta::Weight;
 use crate::table::Table;
@@ -14,8 +14,6 @@ use crate::table::Table;
 pub(crate) struct Owned {
     /// The bytes of the edits in memory.
     edits: MemoryCharge,
-    /// Nodes of this epoch or later are the owner's alone.
-    first: EpochId,
 }
 
 impl Owned {
@@ -26,12 +24,12 @@ impl Owned {
 }
 
 impl Table {
-    /// `owner` pays from now on for the table's edits, also for those that it has, and for nodes
-    /// from `first` on.
-    pub fn set_owner(&self, owner: &MemoryOwner, first: EpochId) {
+    /// `owner` pays from now on for the table's edits, also for those that it has, and for its own
+    /// nodes.
+    pub fn set_owner(&self, owner: &MemoryOwner) {
         let mut partitions = self.write_partitions();
         let edits = owner.charge(MemoryClass::Edit, partitions.weight().bytes);
-        partitions.owned = Some(Owned { edits, first });
+        partitions.owned = Some(Owned { edits });
     }
 
     /// The owner of the table's edits.
@@ -43,7 +41,6 @@ impl Table {
     /// The owner of a node that this table reads or writes; none, if it is shared.
     pub fn owner_of(&self, node: &NodePtr) -> Option<MemoryOwner> {
         let partitions = self.read_partitions();
-        let owned = partitions.owned.as_ref().filter(|owned| node.epoch >= owned.first);
-        owned.map(|owned| owned.edits.owner().clone())
+        partitions.owned.as_ref()?.edits.owner().if_own(node.epoch).cloned()
     }
 }

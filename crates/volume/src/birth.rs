@@ -128,7 +128,8 @@ impl Volumes {
         let resident = Resident { subvol: id, holder: Some(holder.id()), origin: None };
         self.put_rows(self.state.ledger.create_subvolume(resident, &new.inherit, None)?, &mut tx);
         let owner = self.pool.memory().add_owner();
-        tx.set_owner(numbers.table(), &owner, epoch);
+        owner.set_own_from(epoch);
+        tx.set_owner(numbers.table(), &owner);
         // A flush asks whose the table is as soon as it has edits.
         let home = self.state.map.write().add_family(family);
         let begin = || self.begin_epoch(epoch, id, InodeNo::ROOT);
@@ -208,8 +209,9 @@ impl Volumes {
         }
         let items = items(source, new, births);
         let owners = [source.owner().clone(), self.pool.memory().add_owner()];
+        owners[1].set_own_from(births[1].id);
         for (birth, owner) in births.iter().zip(&owners) {
-            tx.set_owner(birth.table, owner, birth.id);
+            tx.set_owner(birth.table, owner);
         }
         for (birth, item) in births.iter().zip(&items) {
             tx.put(Pool::SYSTEM, subvol_key(birth.subvol), &item.encode()[..]);
@@ -226,10 +228,14 @@ impl Volumes {
         });
         source.set_moved(items[0]);
         let txg = applied?;
-        let [_, owner] = owners;
+        let [made_by, owner] = owners;
         let subvol = Subvol::new(numbers.subvol, cell.clone(), items[1], owner);
         subvol.set_last_txg(txg);
         self.state.map.write().add(&subvol);
+        // OWNFROM-E1.
+        if subvol.owner().tenant() == made_by.tenant() {
+            subvol.owner().set_own_from(made_by.own_from());
+        }
         Ok((subvol, txg))
     }
 

@@ -214,6 +214,8 @@ impl Volumes {
         self.pool.apply(credit, tx)?;
         if let Some((live, item)) = heirs {
             live.set_item(item);
+            // OWNFROM-E1: nothing else refers to it any more.
+            live.owner().set_own_from(item.first.min(live.owner().own_from()));
         }
         self.set_step(subvol, item);
         if let Some(done) = &done {

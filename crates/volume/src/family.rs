@@ -201,6 +201,18 @@ impl Family {
         self.leaves.get(&subvol).map(|id| &self.epochs[id])
     }
 
+    /// The subvolumes with leaves at or below an epoch.
+    pub fn below(&self, epoch: EpochId) -> Vec<SubvolId> {
+        let (mut found, mut todo) = (Vec::new(), vec![epoch]);
+        while let Some(at) = todo.pop().and_then(|at| self.epochs.get(&at)) {
+            match &at.children {
+                Some(children) => todo.extend(children),
+                None => found.push(at.subvol),
+            }
+        }
+        found
+    }
+
     pub fn sibling(&self, epoch: EpochId) -> Option<&Epoch> {
         let parent = self.epochs.get(&self.epochs.get(&epoch)?.parent?)?;
         let [one, other] = parent.children.expect("RECOUNT-E3: a parent has children");

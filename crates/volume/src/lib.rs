@@ -20,6 +20,7 @@ mod deletion;
 mod error;
 pub mod family;
 mod limits;
+mod made_by;
 mod memory;
 mod nodes;
 mod owners;

@@ -114,8 +114,13 @@ impl Volumes {
             hold.spend_metadata();
         })?;
         for (subvol, item) in subvols.into_iter().zip(items) {
+            let tenant = subvol.owner().tenant();
             subvol.set_item(item);
             self.state.map.read().tell_holder(subvol);
+            // OWNFROM-E1.
+            if subvol.owner().tenant() != tenant {
+                subvol.owner().set_own_from(item.first);
+            }
             subvol.set_last_txg(txg);
         }
         Ok(txg)

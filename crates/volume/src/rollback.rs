@@ -100,6 +100,7 @@ impl Volumes {
             self.branch(&mut trees, snapshot, holders, numbers, new, next_inode, dies, credit, tx)?;
         made.0.owner().set_limits(&old.owner().limits());
         old.owner().set_limits(&GroupLimits::default());
+        made.0.owner().set_own_from(old.owner().own_from());
         match item.state {
             SubvolState::Live => {
                 old.set_item(item);

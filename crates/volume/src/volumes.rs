@@ -296,6 +296,7 @@ impl Map {
             map.subvols.insert(id, Subvol::new(id, home, item, memory.add_owner()));
         }
         map.subvols.values().for_each(|subvol| map.tell_holder(subvol));
+        map.subvols.values().for_each(|of| of.owner().set_own_from(map.own_from(of)));
         Ok(map)
     }
 
@@ -374,7 +375,7 @@ fn assign_owners(pool: &Pool, subvols: &[Arc<Subvol>]) {
         let Some(subvol) = by_table.get(&table.id()) else { continue };
         let mut next = Some(table);
         while let Some(table) = next.filter(|table| table.owner().as_ref() == Some(&shared)) {
-            table.set_owner(subvol.owner(), subvol.item().first);
+            table.set_owner(subvol.owner());
             next = table.under();
         }
     }

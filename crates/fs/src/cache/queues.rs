@@ -29,6 +29,11 @@ struct Queue {
 }
 
 impl Queues {
+    /// The owners with inodes in memory.
+    pub(super) fn owners(&self) -> Vec<Slot> {
+        self.queues.keys().copied().collect()
+    }
+
     /// An inode comes into memory, or is looked at again behind all others.
     pub(super) fn push(&mut self, owner: Slot, node: NodeId) {
         let queue = self.queues.entry(owner).or_insert_with(|| {

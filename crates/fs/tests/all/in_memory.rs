@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use copyhold_fs::{Filesystem, FsError, NodeId, OpenFlags, Options};
-use copyhold_memory::{GroupLimits, INODE_BYTES, MemoryClass, Promise};
+use copyhold_memory::{Event, GroupLimits, INODE_BYTES, MemoryClass, Promise};
 use copyhold_types::{SubvolId, Timestamp};
 
 use crate::common::tenants::{file, root_of, snapshot, subvolume};
@@ -261,6 +261,29 @@ fn a_walk_within_a_promise_keeps_a_quarter_more_inodes_at_most() {
         owner.set_limits(&GroupLimits { promise, ..GroupLimits::default() });
         walk(&fs, root_of(tenant), FILES).await;
         expect_few(&fs);
+        world.close(fs).await;
+    });
+}
+
+/// CACHE-C5: a tenant at its limit lets its own inodes go, and none of a neighbour's.
+#[test]
+fn a_tenant_at_its_max_keeps_few_inodes_and_all_works() {
+    let world = World::new(13, 32_768);
+    world.run(async {
+        let fs = world.open().await;
+        let (neighbour, limited) = (subvolume(&fs, "n").await, subvolume(&fs, "l").await);
+        let owner = |subvol| fs.volumes().subvol(subvol).unwrap().owner().clone();
+        let (beside, of) = (owner(neighbour), owner(limited));
+        walk(&fs, root_of(neighbour), 200).await;
+        let before = beside.charged(MemoryClass::Inode);
+        of.set_limits(&GroupLimits { max: 0, ..GroupLimits::default() });
+        walk(&fs, root_of(limited), FILES).await;
+        // Two in each shard: one that is in use, and one beside it.
+        let left = of.charged(MemoryClass::Inode) as u64 / INODE_BYTES;
+        assert!(left <= 2 * 64, "{left} of {FILES} inodes");
+        assert!(of.counts().event(Event::Max) > 0 && of.counts().event(Event::Forced) > 0);
+        assert_eq!(beside.charged(MemoryClass::Inode), before);
+        assert_eq!(of.charged(MemoryClass::Node), 0, "no node is cached");
         world.close(fs).await;
     });
 }

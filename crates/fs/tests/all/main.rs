@@ -23,6 +23,7 @@ mod lookups;
 mod model;
 mod names;
 mod owners;
+mod payers;
 mod quotas;
 mod random;
 mod read_only;

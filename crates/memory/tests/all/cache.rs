@@ -43,7 +43,7 @@ impl Cache {
 
     /// A lower bound, which is kept at once.
     pub(crate) fn set_pages_max(&mut self, pages: u64) {
-        drop(self.pages.lower_bytes_max(&self.memory, (pages * PAGE) as usize));
+        drop(self.pages.fit_bytes_max(&self.memory, (pages * PAGE) as usize));
     }
 
     /// A tenant with so many pages of `low`.

@@ -103,6 +103,29 @@ fn a_second_read_is_from_memory_and_one_block_is_not_copied() {
     assert_eq!(world.clean().memory().charged(MemoryClass::Data), stats.bytes as i64);
 }
 
+/// A run of which only a part is here is read from the device: none of its blocks is a hit. A
+/// reader that waits for another one has no misses of its own.
+#[test]
+fn a_block_is_a_hit_or_a_miss() {
+    let world = World::new(1 << 20, Broken::default());
+    world.write(run(0, 64), 1);
+    let _ = world.read(run(0, 40), 1);
+    let _ = world.read(run(0, 64), 1);
+    let stats = world.clean().stats();
+    assert_eq!((stats.hits, stats.misses), (0, 104));
+    let same = world.rt.block_on(join_all((0..5).map(|_| world.reading(run(100, 20), 0))));
+    assert!(same.iter().all(Result::is_err));
+    world.write(run(100, 20), 1);
+    let before = world.clean().stats();
+    let same = world.rt.block_on(join_all((0..5).map(|_| world.reading(run(100, 20), 1))));
+    assert!(same.iter().all(Result::is_ok));
+    let stats = world.clean().stats();
+    assert_eq!((stats.hits - before.hits, stats.misses - before.misses), (80, 20));
+    world.clean().flip(BlockAddr::new(DeviceId(0), 110));
+    let _ = world.read(run(100, 20), 1);
+    assert_eq!(world.clean().stats().hits, stats.hits, "it was read from the device");
+}
+
 /// CLEAN-D1.
 #[test]
 fn bad_memory_reaches_no_reader() {

@@ -14,7 +14,7 @@ use super::answers::{group_row, refused, row};
 use super::paths::Paths;
 use super::{Answer, NewEntry, Part, Tenants, memory, names, owned, scans};
 use crate::NamesLimit;
-use crate::wire::memory::{Brief, MemoryChange, MemoryRow};
+use crate::wire::memory::{Brief, Effective, Freed, MemoryChange, MemoryRow};
 use crate::wire::names::{NamesRow, NamesTotals};
 use crate::wire::scan::Scan;
 use crate::wire::{GroupChange, GroupRow, Limited, QuotaStatus, Refusal, Room, Subvolume};
@@ -235,7 +235,10 @@ impl Tenants for Arc<Filesystem> {
         let row = memory::row(self, of, named).await?;
         // An owner of the group alone is not told which subvolume holds it.
         let parent = row.parent.filter(|_| named);
-        Ok(MemoryRow { parent, ..row })
+        // Nor what that one and its neighbours leave of the promises.
+        let claim = Effective { min: row.min.0.min(row.current), low: row.low.0.min(row.current) };
+        let effective = if named { row.effective } else { claim };
+        Ok(MemoryRow { parent, effective, ..row })
     }
 
     async fn set_memory(&self, of: Option<SubvolId>, change: &MemoryChange) -> Answer<()> {
@@ -258,8 +261,8 @@ impl Tenants for Arc<Filesystem> {
         Ok(names::live(self, subvol))
     }
 
-    async fn reclaim_memory(&self, of: Option<SubvolId>, bytes: u64) -> Answer<u64> {
-        memory::reclaim(self, of, bytes)
+    async fn reclaim_memory(&self, of: Option<SubvolId>, bytes: u64) -> Answer<Freed> {
+        memory::reclaim(self, of, bytes).await
     }
 }
 

@@ -6,9 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use copyhold_format::item::SHARED_MEMORY;
-use copyhold_fs::{Filesystem, FsError};
+use copyhold_fs::{Filesystem, FsError, evict};
 use copyhold_memory::Survey;
-use copyhold_pool::reclaim_nodes;
 use copyhold_types::SubvolId;
 use copyhold_volume::{MemoryGroup, Subvol, VolumeError, change_memory_limits};
 
@@ -16,7 +15,7 @@ use super::Answer;
 use super::answers::refused;
 use super::paths::Paths;
 use crate::wire::Refusal;
-use crate::wire::memory::{Brief, MemoryChange, MemoryRow};
+use crate::wire::memory::{Brief, Freed, MemoryChange, MemoryRow};
 
 /// The groups at one moment.
 pub(super) struct Groups<'a> {
@@ -100,11 +99,12 @@ pub(super) async fn set(
     fs.pool().commit(txg).await.map_err(|error| refused(error.into()))
 }
 
-/// Evicts caches of a group; how many bytes that were.
-pub(super) fn reclaim(fs: &Filesystem, of: Option<SubvolId>, bytes: u64) -> Answer<u64> {
+/// Evicts caches of a group.
+pub(super) async fn reclaim(fs: &Filesystem, of: Option<SubvolId>, bytes: u64) -> Answer<Freed> {
     let subvol = of.map(|id| living(fs, id)).transpose()?;
     let group = subvol.as_deref().map_or(MemoryGroup::Shared, MemoryGroup::Of);
-    Ok(reclaim_nodes(fs.pool(), &group.owner(fs.volumes()), bytes))
+    let freed = evict(fs, &group.owner(fs.volumes()), bytes).await;
+    Ok(freed.into_iter().map(|(class, bytes)| (class.name().into(), bytes)).collect())
 }
 
 fn living(fs: &Filesystem, id: SubvolId) -> Answer<Arc<Subvol>> {

@@ -4,6 +4,8 @@
 //! that only rise. In an answer, fields are left out that are those of a new group ([`Brief`]): so
 //! the rows of many idle groups fit into one page.
 
+use std::collections::BTreeMap;
+
 use copyhold_memory::{Counts, Event, Figures, GroupLimits, MemoryClass, Pressure, Promise, Stat};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
@@ -61,6 +63,9 @@ impl MemoryChange {
         }
     }
 }
+
+/// Evicted bytes by class.
+pub type Freed = BTreeMap<String, u64>;
 
 /// A memory group with all that it holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -395,7 +395,7 @@ fn promises_beyond_the_limit_above_are_refused() {
     assert!(matches!(refused, VolumeError::MemoryLimits(_)), "{refused}");
     set(&world, two, 40).unwrap();
     let refused = set(&world, one, 61).unwrap_err();
-    assert!(refused.to_string().contains("promised 101 bytes"), "{refused}");
+    assert!(refused.to_string().contains("promised 101, more"), "{refused}");
     let mins = [one, two].map(|id| world.volumes.subvol(id).unwrap().owner().limits().promise.min);
     assert_eq!(mins, [60, 40]);
     world.delete_everything();

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::*;
 use crate::control::TENANTS;
 use crate::namespaces::Namespaces;
-use crate::wire::memory::{Bound, Brief, MemoryChange, MemoryRow};
+use crate::wire::memory::{Bound, Brief, Freed, MemoryChange, MemoryRow};
 use crate::wire::scan::Scan;
 use crate::wire::{GroupChange, GroupRow, Keep, Subvolume, SubvolumeState};
 
@@ -143,9 +143,9 @@ impl Tenants for Fake {
         Ok(())
     }
 
-    async fn reclaim_memory(&self, of: Option<SubvolId>, bytes: u64) -> Answer<u64> {
+    async fn reclaim_memory(&self, of: Option<SubvolId>, bytes: u64) -> Answer<Freed> {
         self.did(format!("reclaim of {of:?}"));
-        Ok(bytes / 2)
+        Ok(Freed::from([("node".into(), bytes / 2)]))
     }
 
     async fn own_subvolumes(&self, owner: u32, after: u64, most: usize) -> Answer<Part<Subvolume>> {
@@ -529,7 +529,7 @@ fn limits_of_memory_and_evictions_are_for_administrators() {
     assert!(fake.done.lock().is_empty());
     assert_eq!(inside(set(true)), json!({ "answer": null }));
     assert_eq!(ask(&fake, rules(false), 0, root, set(false)), json!({ "answer": null }));
-    assert_eq!(ask(&fake, rules(false), 0, root, reclaim(false))["answer"], 32);
+    assert_eq!(ask(&fake, rules(false), 0, root, reclaim(false))["answer"]["node"], 32);
     let wanted = [
         "None low Some(Bound(340))",
         "Some(SubvolId(7)) low Some(Bound(340))",

@@ -1,0 +1,224 @@
+//! A picture of all groups that walks share, and the part of it that one walk needs.
+//!
+//! Problem.  A walk needs the usage of groups, and most groups of a pool have nothing in the part
+//!           of a cache where it walks. A look at all of them would cost the more the more idle
+//!           groups there are.
+//! Idea.     One picture serves many walks. A walk takes the groups with lists where it walks, and
+//!           those above them, and reads the usage of these anew. The others count by what they
+//!           claimed when the picture was drawn.
+//!
+//! DRAWN-P1  The usage of each list of a walk is that of now, and is part of that of all groups
+//!           above. The others' is older by less than [`LOOK_BYTES`] of changes for each owner.
+//! DRAWN-P2  A picture ends when a limit or the rule of protections changes, a group with usage
+//!           moves, or a walk has a list of an owner that is not in it.
+//!
+//! So a look at an owner is paid for by [`LOOK_BYTES`] that came or went, or by a change of limits.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::ledger::{STEP, Stamp};
+use crate::picture::Picture;
+use crate::place::Slot;
+use crate::protection::{GroupUse, Promise, claim};
+
+/// Bytes that come or go, for each look at an owner for a new picture.
+const LOOK_BYTES: u64 = 4096;
+
+/// The picture, and all that finds a part of it.
+#[derive(Debug, Default)]
+pub(crate) struct Drawn {
+    picture: Picture,
+    /// The place of each owner's list, and the serial number of the owner.
+    places: HashMap<Slot, (usize, u64)>,
+    /// The sum of what the children of a group claim.
+    claimed: Vec<Promise>,
+    /// The state of the ledger when it was drawn.
+    stamp: Stamp,
+    /// Pictures that there were.
+    count: u64,
+}
+
+/// The list of an owner as it is now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ListUse {
+    pub(crate) slot: Slot,
+    /// The serial number of the owner.
+    pub(crate) serial: u64,
+    pub(crate) usage: u64,
+}
+
+impl Drawn {
+    /// `serials`: those of all owners, when the ledger had this stamp.
+    pub(crate) fn new(picture: Picture, serials: &HashMap<Slot, u64>, stamp: Stamp) -> Drawn {
+        let lists = picture.lists.iter().enumerate().filter_map(|(at, slot)| Some((at, (*slot)?)));
+        let places = lists.filter_map(|(at, slot)| Some((slot, (at, *serials.get(&slot)?))));
+        let places = places.collect();
+        let mut claimed = vec![Promise::default(); picture.groups.len()];
+        for group in &picture.groups {
+            if let Some(parent) = group.parent {
+                claimed[parent].add(claim(group));
+            }
+        }
+        Drawn { picture, places, claimed, stamp, count: 0 }
+    }
+
+    /// Whether it serves walks of these lists, with a ledger of this stamp (DRAWN-P1, DRAWN-P2).
+    pub(crate) fn serves(&self, lists: &[ListUse], now: Stamp) -> bool {
+        let moved = now.steps.wrapping_sub(self.stamp.steps).saturating_mul(STEP as u64);
+        let lasts = LOOK_BYTES * self.picture.groups.len() as u64;
+        let is_there = |list: &ListUse| self.place(list).is_some();
+        now.changes == self.stamp.changes && moved <= lasts && lists.iter().all(is_there)
+    }
+
+    pub(crate) fn replace(&mut self, new: Drawn) {
+        *self = Drawn { count: self.count + 1, ..new };
+    }
+
+    fn place(&self, list: &ListUse) -> Option<usize> {
+        let (at, serial) = *self.places.get(&list.slot)?;
+        (serial == list.serial).then_some(at)
+    }
+
+    /// The part with these lists.
+    pub(crate) fn part(&self, of: &[ListUse]) -> Picture {
+        let Picture { groups, lists, limited } = &self.picture;
+        let find = |list: &ListUse| Some((self.place(list)?, list.usage));
+        let usages: BTreeMap<usize, u64> = of.iter().filter_map(find).collect();
+        let mut wanted = BTreeSet::from([0]);
+        for list in usages.keys() {
+            let mut at = Some(*list);
+            while let Some(group) = at.filter(|group| wanted.insert(*group)) {
+                at = groups[group].parent;
+            }
+        }
+        let wanted: Vec<usize> = wanted.into_iter().filter(|at| *at < groups.len()).collect();
+        let new_place = |old: usize| wanted.binary_search(&old).expect("those above are wanted");
+        let mut part: Vec<GroupUse> = wanted.iter().map(|at| groups[*at]).collect();
+        for (place, old) in wanted.iter().enumerate() {
+            part[place].claimed = self.claimed[*old];
+        }
+        for (place, old) in wanted.iter().enumerate().rev() {
+            if let Some(usage) = usages.get(old) {
+                part[place].usage = *usage;
+            }
+            let Some(parent) = groups[*old].parent else { continue };
+            let above = new_place(parent);
+            part[place].parent = Some(above);
+            part[above].claimed.take(claim(&groups[*old]));
+            let (now, then) = (part[place].usage, groups[*old].usage);
+            let usage = &mut part[above].usage;
+            *usage = usage.saturating_add(now).saturating_sub(then);
+        }
+        let of = |all: &[Option<Slot>]| wanted.iter().map(|at| all[*at]).collect();
+        Picture { groups: part, lists: of(lists), limited: of(limited) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{GroupLimits, Memory, MemoryCharge, MemoryClass, MemoryOwner, protections};
+
+    fn promise(bytes: u64) -> GroupLimits {
+        GroupLimits { promise: Promise { min: bytes / 2, low: bytes }, ..GroupLimits::default() }
+    }
+
+    #[derive(Clone, Debug)]
+    struct Group {
+        holder: Option<prop::sample::Index>,
+        bytes: u64,
+        low: u64,
+        has_list: bool,
+        more: i64,
+    }
+
+    fn group() -> impl Strategy<Value = Group> {
+        let bytes = || 0..1_000_000_u64;
+        let holder = prop::option::of(any::<prop::sample::Index>());
+        (holder, bytes(), bytes(), any::<bool>(), -1000..1000_i64).prop_map(
+            |(holder, bytes, low, has_list, more)| Group { holder, bytes, low, has_list, more },
+        )
+    }
+
+    proptest! {
+        /// A part gives each list the protection that the whole picture gives it, also when lists
+        /// have changed since it was drawn.
+        #[test]
+        fn a_part_protects_as_the_whole_does(tree in prop::collection::vec(group(), 1..20)) {
+            let memory = Memory::default();
+            let owners: Vec<MemoryOwner> = tree.iter().map(|_| memory.add_owner()).collect();
+            let mut charges: Vec<MemoryCharge> = Vec::new();
+            for (at, group) in tree.iter().enumerate() {
+                if let Some(holder) = group.holder.filter(|_| at > 0) {
+                    owners[at].set_holder(Some(&owners[holder.index(at)]));
+                }
+                owners[at].set_limits(&promise(group.low));
+                // Each has some usage, also when it has fewer bytes than it takes back.
+                charges.push(owners[at].charge(MemoryClass::Node, group.bytes as i64 + 2000));
+            }
+            let listed: Vec<usize> = (0..tree.len()).filter(|at| tree[*at].has_list).collect();
+            let lists: Vec<Slot> = listed.iter().map(|at| owners[*at].slot()).collect();
+            drop(memory.picture_with(&lists));
+            listed.iter().for_each(|at| charges[*at].change(tree[*at].more));
+            let (part, whole) = (memory.picture_with(&lists), memory.picture());
+            let given = |of: &Picture| -> BTreeMap<Slot, (u64, Promise)> {
+                let given = protections(&of.groups);
+                let all = of.lists.iter().zip(&of.groups).zip(given);
+                all.filter_map(|((list, group), given)| Some(((*list)?, (group.usage, given)))).collect()
+            };
+            let (part, whole) = (given(&part), given(&whole));
+            prop_assert_eq!(part.len(), listed.len());
+            for (list, given) in part {
+                prop_assert_eq!(given, whole[&list], "DRAWN-P1");
+            }
+        }
+    }
+
+    /// Looks at owners, for so many walks of a busy group beside idle ones.
+    fn looks(idle: usize) -> (usize, u64) {
+        let memory = Memory::default();
+        let idle: Vec<_> = (0..idle).map(|_| memory.add_owner()).collect();
+        let _charges: Vec<_> = idle.iter().map(|of| of.charge(MemoryClass::Inode, 512)).collect();
+        let busy = memory.add_owner();
+        let charge = busy.charge(MemoryClass::Node, 16 << 20);
+        let mut groups = 0;
+        for _ in 0..10_000 {
+            // As an insertion at the limit.
+            charge.change(16 << 10);
+            groups = memory.picture_with(&[busy.slot()]).groups.len();
+            charge.change(-(16 << 10));
+        }
+        let pictures = memory.drawn().lock().count;
+        (groups, pictures * (idle.len() as u64 + 1))
+    }
+
+    #[test]
+    fn idle_groups_cost_a_walk_nothing() {
+        let (few, many) = (looks(10), looks(10_000));
+        assert_eq!((few.0, many.0), (2, 2), "the root and the list");
+        // 160 MB came, and went again.
+        let paid = 2 * 10_000 * (16 << 10) / LOOK_BYTES;
+        assert!(few.1 <= paid && many.1 <= paid + 10_001, "{few:?}, {many:?} of {paid}: DRAWN-P1");
+    }
+
+    #[test]
+    fn a_picture_ends_with_the_limits_and_the_owners_that_it_shows() {
+        let memory = Memory::default();
+        let [one, two] = std::array::from_fn(|_| memory.add_owner());
+        let _charges = [&one, &two].map(|owner| owner.charge(MemoryClass::Node, 1000));
+        let low = |of: &MemoryOwner| {
+            let part = memory.picture_with(&[of.slot()]);
+            (part.groups[1].promise.low, memory.drawn().lock().count)
+        };
+        assert_eq!([low(&one), low(&two), low(&one)], [(0, 1); 3]);
+        one.set_limits(&promise(7));
+        assert_eq!([low(&one), low(&two)], [(7, 2), (0, 2)], "DRAWN-P2");
+        let three = memory.add_owner();
+        let _charge = three.charge(MemoryClass::Node, 1000);
+        assert_eq!([low(&three), low(&one)], [(0, 3), (7, 3)], "DRAWN-P2");
+        one.set_holder(Some(&two));
+        assert_eq!(low(&one).1, 4, "DRAWN-P2");
+    }
+}
