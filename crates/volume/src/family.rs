@@ -183,7 +183,8 @@ impl Family {
         FamilyId(self.epochs[&self.root].first)
     }
 
-    pub fn epochs(&self) -> impl Iterator<Item = &Epoch> {
+    /// Ascending: parents before their children.
+    pub fn epochs(&self) -> impl DoubleEndedIterator<Item = &Epoch> {
         self.epochs.values()
     }
 

@@ -264,9 +264,11 @@ impl Map {
     ) -> Result<Map> {
         let mut map = Map::default();
         let mut homes = BTreeMap::new();
+        let mut cells = Vec::new();
         for family in families {
             let leaves: Vec<SubvolId> = family.subvols().collect();
             let cell = map.add_family(family);
+            cells.push(cell.clone());
             homes.extend(leaves.into_iter().map(|subvol| (subvol, cell.clone())));
         }
         for (id, item) in subvols {
@@ -296,7 +298,8 @@ impl Map {
             map.subvols.insert(id, Subvol::new(id, home, item, memory.add_owner()));
         }
         map.subvols.values().for_each(|subvol| map.tell_holder(subvol));
-        map.subvols.values().for_each(|of| of.owner().set_own_from(map.own_from(of)));
+        map.subvols.values().for_each(|of| of.owner().set_own_from(of.item().first));
+        cells.iter().for_each(|family| map.tell_made_by_tenants(&family.read_tree()));
         Ok(map)
     }
 
