@@ -245,6 +245,9 @@ mod tests {
         ]
     }
 
+    /// Dirty since, of which subvolume, and its task with the time before that began.
+    type Plain = (Nanos, SubvolId, Option<(TaskId, Nanos)>);
+
     proptest! {
         /// DIRTYSET-D1 to DIRTYSET-D3 against a list.
         #[test]
@@ -253,7 +256,7 @@ mod tests {
             passed in 1..4_u32,
         ) {
             let mut dirty = DirtyFiles::default();
-            let mut plain: BTreeMap<NodeId, (Nanos, SubvolId, Option<(TaskId, Nanos)>)> = BTreeMap::new();
+            let mut plain: BTreeMap<NodeId, Plain> = BTreeMap::new();
             let mut last = 0;
             for (now, step) in steps.into_iter().enumerate() {
                 let now = now as Nanos;

@@ -255,6 +255,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "a race needs real threads")]
     fn two_threads_that_move_a_group_leave_one_sum() {
         let memory = Memory::default();
         let [one, two, moved] = std::array::from_fn(|_| memory.add_owner());

@@ -453,3 +453,8 @@ fn a_mode_that_leaves_its_acl_behind_is_noticed() {
 fn files_that_stay_when_all_look_ups_are_given_back_are_noticed() {
     is_noticed_in_files(OfFiles::ForgetNothing);
 }
+
+#[test]
+fn a_name_that_stays_absent_when_a_file_gets_it_is_noticed() {
+    is_noticed_at(Level::Fs, OfFiles::KeepAbsent, None);
+}
