@@ -127,7 +127,7 @@ pub struct Carry {
 
 impl Carry {
     /// Of the `nth` list of a cache, the first object of which has so many bytes. Two lists in a
-    /// row begin with different parts of that, or of [`FIRST_MOST`]: those behind a large object
+    /// row begin with different parts of that, or of `FIRST_MOST`: those behind a large object
     /// may be small.
     pub fn of_list(nth: u64, object: u64) -> Carry {
         let object = object.min(FIRST_MOST);
