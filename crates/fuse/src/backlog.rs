@@ -25,9 +25,10 @@
 //!             unless the connection is aborted: then no caller waits, and the queue is dropped.
 //! BACKLOG-B4  While a reader is in a read that may wait, this queue has one request at most for
 //!             each reader that is about to serve one. The kernel wakes the reader for requests in
-//!             its own queue, but not for those here. So a drain goes on behind a request only if
-//!             no reader is in such a read, and a reader counts itself as in it before it looks
-//!             whether a request is here, and reads if there is none.
+//!             its own queue, but not for those here. So a drain begins, and goes on behind a
+//!             request, only if no reader is in such a read, and a reader counts itself as in it
+//!             before it looks whether a request is here, and reads if there is none. A lone
+//!             caller therefore pays for no drain: another reader waits for its next request.
 //! BACKLOG-B5  A drain ends behind a FORGET if a request waits here: a list of FORGETs can have
 //!             thousands of them.
 //!

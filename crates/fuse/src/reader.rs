@@ -79,7 +79,8 @@ struct BacklogReader<O, F> {
 impl<O: Operations, F> BacklogReader<O, F> {
     fn is_drain_due(&self) -> bool {
         let buffers = &self.backlog.channel().connection.buffers;
-        self.look.is_due() && !self.backlog.is_full() && !buffers.is_overfull()
+        let may_drain = !self.backlog.has_reading() && !self.backlog.is_full();
+        self.look.is_due() && may_drain && !buffers.is_overfull()
     }
 }
 
