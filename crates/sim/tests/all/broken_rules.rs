@@ -200,8 +200,8 @@ fn d2_clean_data_that_writes_and_frees_leave_in_memory_is_noticed() {
 
 #[test]
 fn through_files_reusing_what_somebody_reads_is_noticed() {
-    // About one history in 250 notices it.
-    is_noticed_from(205, Level::Fs, Sabotage::IgnorePins, Some(Weather::Calm));
+    // About one history in 500 notices it.
+    is_noticed_from(750, Level::Fs, Sabotage::IgnorePins, Some(Weather::Calm));
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn is_noticed_among_tenants(rule: OfTenants) {
 #[test]
 fn r4_deciding_before_what_is_decided_is_applied_is_noticed() {
     // About one history in 400 notices it.
-    is_noticed_from(430, Level::Fs, OfTenants::DecideEarly, Some(Weather::Calm));
+    is_noticed_from(220, Level::Fs, OfTenants::DecideEarly, Some(Weather::Calm));
 }
 
 #[test]
@@ -391,7 +391,8 @@ fn r35_what_a_cut_leaves_in_the_table_is_noticed() {
 
 #[test]
 fn r35_renaming_over_a_name_before_the_data_is_written_is_noticed() {
-    is_noticed_in_files(OfFiles::RenameFirst);
+    // About one history in 250 notices it.
+    is_noticed_from(530, Level::Fs, OfFiles::RenameFirst, None);
 }
 
 #[test]
