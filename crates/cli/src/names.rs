@@ -33,7 +33,7 @@ enum What {
 
 /// Show the limit, and names by subvolume
 ///
-/// `live` names are known, `hot` ones were asked for again. `pruned` names were forgotten ahead
+/// `live` names are known; programs looked `hot` ones up again. `pruned` names were forgotten ahead
 /// of the limit, `forced` ones at the limit; `turned_positive`: a file got the name. With
 /// `--json`, `dentry_state` has the fields of the kernel's `fs/dentry-state`.
 #[derive(Debug, clap::Args)]

@@ -135,7 +135,7 @@ pub enum Looked {
 pub struct NameFigures {
     pub subvol: SubvolId,
     pub live: u64,
-    /// Live ones that were asked for again.
+    /// Live names that a program looked up again.
     pub hot: u64,
     pub counts: NameCounts,
 }
@@ -398,7 +398,7 @@ impl AbsentNames {
         victims
     }
 
-    /// Whether the front end is still to forget it: the name is absent, and was not asked for.
+    /// Whether the front end is still to forget it: the name is absent, without a look-up since.
     pub fn confirm(&self, victim: &Victim) -> bool {
         let mut shard = self.shards[victim.shard].0.lock();
         victim.expires || shard.confirm(&victim.picked, &self.scarce)

@@ -8,7 +8,9 @@
 //!           claimed when the picture was drawn.
 //!
 //! DRAWN-P1  The usage of each list of a walk is that of now, and is part of that of all groups
-//!           above. The others' is older by less than [`LOOK_BYTES`] of changes for each owner.
+//!           above. The others' is older: by changes below 64 KiB for each class, and by less than
+//!           [`LOOK_BYTES`] of reported steps for each owner; a step counts once, however large
+//!           the change was that passed it.
 //! DRAWN-P2  A picture ends when a limit or the rule of protections changes, a group with usage
 //!           moves, or a walk has a list of an owner that is not in it.
 //!

@@ -44,7 +44,7 @@ impl<'a> Group<'a> {
 }
 
 impl Figures {
-    /// The first group is the one that was asked for; those inside follow.
+    /// `copyhold memory show` prints the group of the directory first, then those inside.
     fn of(shown: &Value) -> Option<Figures> {
         let number = |pointer: &str| shown.get(0)?.pointer(pointer)?.as_u64();
         Some(Figures {

@@ -58,8 +58,8 @@ impl Held {
 
 /// The nodes to ask for, of all shards.
 pub(super) struct Surplus {
-    /// The place of each owner that is asked, and how many nodes are left to ask it for: the one
-    /// that is most over its part first.
+    /// The place of each owner beyond its part in `left`, which has the nodes that are still to be
+    /// found of it; the owner that is most over its part comes first.
     places: FxHashMap<Slot, usize>,
     left: Vec<usize>,
     pub(super) nodes: Vec<NodeId>,

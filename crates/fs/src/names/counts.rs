@@ -12,7 +12,7 @@ pub enum NameEvent {
     Retained,
     /// A look-up was answered by an entry.
     Hit,
-    /// An entry that was asked for again was kept by the pruner.
+    /// The pruner kept an entry because a look-up found it since.
     Recycled,
     /// The pruner removed an entry.
     Pruned,

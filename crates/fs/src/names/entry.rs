@@ -19,7 +19,7 @@ pub(super) const ENTRY_BYTES: u64 = copyhold_memory::NAME_BYTES;
 
 /// Asked for since the last look.
 pub(super) const REF: u8 = 1;
-/// In the list of names that were asked for again.
+/// The entry is in the hot list: look-ups found it again.
 pub(super) const HOT: u8 = 2;
 /// The front end believes it for long, so it hides later requests.
 pub(super) const LONG: u8 = 4;
@@ -39,7 +39,7 @@ pub(super) struct Entry {
     pub(super) next: u32,
     pub(super) slot: Slot,
     pub(super) stamp: u16,
-    /// How often it was asked for, up to a bound.
+    /// Look-ups of the name, up to a bound.
     pub(super) level: u8,
     pub(super) flags: u8,
     name: Stored,

@@ -1,9 +1,9 @@
 //! One shard of the names: a hash table, and two lists for each tenant.
 //!
 //! A new name goes to the end of its tenant's *cold* list. The pruner takes cold names from the
-//! front. One that was asked for since goes to the *hot* list instead; a hot one that was not
-//! goes back to the end of the cold list. So a name is removed only after a turn without a
-//! request.
+//! front. A name that a look-up found since goes to the *hot* list instead; a hot name without a
+//! look-up goes back to the end of the cold list. So the pruner removes a name only after a turn
+//! without a look-up.
 //!
 //! All of a shard is under one lock. The charges of a tenant are published when they have changed
 //! by [`BATCH`] bytes, by less if the limit is small, or are zero.
@@ -162,8 +162,8 @@ impl Shard {
         self.tenants[slot.0 as usize].as_mut().expect("a tenant with entries has lists")
     }
 
-    /// Whether the name is an entry: then it was asked for, and `level` requests are known.
-    /// `long` says whether the front end will believe the answer for long.
+    /// Counts a look-up of the name: the look-ups so far, if it is an entry. `long` says
+    /// whether the front end will believe the answer for long.
     pub(super) fn ask(&mut self, key: Key<'_>, long: impl Fn(u8) -> bool) -> Option<u8> {
         let at = self.find(key)?;
         let entry = self.slab.get_mut(at);
@@ -294,8 +294,8 @@ impl Shard {
         tenant.list(self.slab.get(at)).push(&mut self.slab, at);
     }
 
-    /// The next entry of a tenant to remove, after `looks` looks at most: cold, and not asked for
-    /// since the last turn.
+    /// The next entry of a tenant to remove, after `looks` looks at most: cold, and without a
+    /// look-up since the last turn.
     fn next_cold(&mut self, slot: Slot, looks: &mut usize) -> Option<u32> {
         while *looks > 0 {
             *looks -= 1;
@@ -353,7 +353,7 @@ impl Shard {
         }
     }
 
-    /// Dooms up to `most` entries of a tenant, whether they were asked for or not.
+    /// Dooms up to `most` entries of a tenant, with look-ups or without.
     pub(super) fn pick_any(&mut self, slot: Slot, most: usize, into: &mut Vec<Picked>) {
         for _ in 0..most {
             let Some(at) = self.first(slot) else { return };
@@ -370,7 +370,7 @@ impl Shard {
         Picked { dir, name, expires, at, stamp }
     }
 
-    /// Whether a doomed entry is still to be removed. One that was asked for since is not.
+    /// Whether a doomed entry is still to be removed: no look-up found it since.
     pub(super) fn confirm(&mut self, picked: &Picked, scarce: &Scarce) -> bool {
         if !self.is_doomed(picked) {
             return false;
@@ -390,8 +390,8 @@ impl Shard {
         }
     }
 
-    /// The front end has forgotten a doomed entry. If the name was asked for meanwhile, the front
-    /// end may know it again: the entry stays.
+    /// The front end has forgotten a doomed entry. The entry stays if a look-up found it meanwhile:
+    /// the front end may know the name again.
     pub(super) fn finish(&mut self, picked: &Picked, event: NameEvent, scarce: &Scarce) {
         if !self.is_doomed(picked) {
             return;

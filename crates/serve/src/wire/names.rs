@@ -15,7 +15,7 @@ pub struct NamesRow {
     /// From the root of the mount; `null` for one that is gone.
     pub path: Option<String>,
     pub live: u64,
-    /// Live ones that were asked for again.
+    /// Live names that a program looked up again.
     pub hot: u64,
     /// How often each event was.
     pub events: Map<String, Value>,

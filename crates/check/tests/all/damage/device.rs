@@ -27,20 +27,26 @@ fn slots(image: &SimImage) -> Vec<u64> {
     found.into_iter().rev().map(|(_, slot)| slot).collect()
 }
 
+/// Only the label at that end is reported, and opening the pool repairs it.
+#[track_caller]
+fn assert_label_is_repaired(image: &SimImage, end: End) {
+    let report = report(image);
+    let [Problem::Label { end: found, .. }] = report.problems().collect::<Vec<_>>()[..] else {
+        panic!("{report:?}");
+    };
+    assert_eq!((*found, report.worst()), (end, Some(Severity::Repairable)));
+    let power = Power::on(image);
+    let pool = power.open(false).unwrap();
+    power.rt.block_on(pool.close()).unwrap();
+    assert!(kinds(&power.device.image()).is_empty(), "both labels are whole");
+}
+
 #[test]
 fn a_damaged_label_is_told_and_repaired_by_the_other() {
     for (damaged, end) in [End::Start, End::End].into_iter().enumerate() {
         let mut image = sound();
         rot(&mut image, ENDS[damaged]);
-        let report = report(&image);
-        let [Problem::Label { end: found, .. }] = report.problems().collect::<Vec<_>>()[..] else {
-            panic!("{report:?}");
-        };
-        assert_eq!((*found, report.worst()), (end, Some(Severity::Repairable)));
-        let power = Power::on(&image);
-        let pool = power.open(false).unwrap();
-        power.rt.block_on(pool.close()).unwrap();
-        assert!(kinds(&power.device.image()).is_empty(), "the label is whole again");
+        assert_label_is_repaired(&image, end);
     }
 }
 
@@ -151,14 +157,6 @@ fn a_label_that_is_out_of_date_is_repaired_by_the_newer_one() {
         let old = label(&image, ENDS[newer]);
         let next = Label { generation: old.generation + 1, ..old };
         image.corrupt(ENDS[newer], |block| block.copy_from_slice(&next.encode()));
-        let report = report(&image);
-        let [Problem::Label { end: found, .. }] = report.problems().collect::<Vec<_>>()[..] else {
-            panic!("{report:?}");
-        };
-        assert_eq!((*found, report.worst()), (end, Some(Severity::Repairable)));
-        let power = Power::on(&image);
-        let pool = power.open(false).unwrap();
-        power.rt.block_on(pool.close()).unwrap();
-        assert!(kinds(&power.device.image()).is_empty(), "both labels are new");
+        assert_label_is_repaired(&image, end);
     }
 }
