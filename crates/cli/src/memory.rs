@@ -48,8 +48,12 @@ enum What {
 /// Change limits of a group
 ///
 /// The keys are `min`, `low`, `high`, `max` (bytes, or a number with K, M, G or T; `max` for no
-/// limit) and `weight` (1 to 10000). Limits that are not named stay. They are durable when the
-/// program returns, and follow the subvolume through moves and rollbacks; a snapshot has none.
+/// limit) and `weight` (1 to 10000). `min` and `low` protect caches. Above `high`, caches of the
+/// group make room, and its writes and creations are delayed; above `max`, its writers wait for
+/// their own write-back, too. `weight` divides what is scarce: dirty data, unflushed edits,
+/// look-ups, names that do not exist, and turns in the request queue. Limits that are not named
+/// stay. They are durable when the program returns, and follow the subvolume through moves and
+/// rollbacks; a snapshot has none.
 /// Promises (`min`) beyond the limit of a group above, or beyond the budget, are refused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
@@ -72,9 +76,12 @@ struct Set {
 /// `low`: caches were reclaimed below `low`. `bypass`: an object was not kept, because reclaim
 /// found no room for it; its reader had it all the same. `max`, `high`: the group was at that
 /// limit, and its own caches made room. `forced`: an object came beyond `max`, since a request
-/// needs it. Nothing is killed.
+/// needs it. `oom` and `oom_kill` are 0: no request fails, and nothing is killed. If `low`, or
+/// `bypass` of other groups, grows, promises are too large: lower `low` of idle groups.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  copyhold memory events /mnt/a")]
+#[command(after_help = "Examples:\n  \
+    copyhold memory events /mnt/a\n  \
+    copyhold memory events --shared /mnt")]
 struct Events {
     #[command(flatten)]
     group: Group,
@@ -83,7 +90,8 @@ struct Events {
 /// Show the bytes of a group by class, and the work of reclaim
 ///
 /// `pgscan` and `pgsteal` are the bytes that reclaim looked at and evicted, `pgscan_direct` those
-/// that requests which needed room looked at, `throttle_us` the time that requests waited.
+/// that requests which needed room looked at, `throttle_us` the microseconds that requests waited.
+/// If `pgsteal` grows under the usual load, the protection is too small: raise `low`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold memory stat /mnt/a | grep pgscan")]
 struct Stat {
@@ -161,15 +169,18 @@ impl Verb {
                 let class: Freed = open(&directory, shared)?.put(&question)?;
                 let freed: u64 = class.values().sum();
                 if freed < bytes {
-                    let (freed, wanted) = (Size(freed), Size(bytes));
-                    let why = format!("only {freed} of {wanted} could be evicted");
+                    let why = format!(
+                        "evicted {} of {} ({}): the rest is in use, or promised to groups inside; \
+                         see 'copyhold memory show'",
+                        Size(freed),
+                        Size(bytes),
+                        by_class(&class, ", ")
+                    );
                     return Err(Failure::refused(Refusal::new("EAGAIN", why)));
                 }
                 let fields = json!({ "freed": freed, "class": class });
                 report.show(&fields, || {
-                    let of = |(name, bytes): (&String, &u64)| format!("{name} {}\n", Size(*bytes));
-                    let classes: String = class.iter().map(of).collect();
-                    format!("{} evicted\n{classes}", Size(freed))
+                    format!("{} evicted\n{}\n", Size(freed), by_class(&class, "\n"))
                 })
             }
         }
@@ -189,6 +200,11 @@ fn open(directory: &Path, shared: bool) -> Result<Control, Failure> {
         true => tenants::directory(directory),
         false => tenants::subvolume(directory)?.open(),
     }
+}
+
+fn by_class(class: &Freed, between: &str) -> String {
+    let of = |(name, bytes): (&String, &u64)| format!("{name} {}", Size(*bytes));
+    class.iter().map(of).collect::<Vec<_>>().join(between)
 }
 
 /// As the flat files of cgroup v2.
