@@ -3,6 +3,7 @@
 //!
 //! - `--clones N` (`clones`): clones that read their base.
 //! - `--curve` (`curve`): scans of a tenant's memory, as its protection is lowered.
+//! - `--grow` (`grow`): a protected tenant that grows beside a rival.
 //! - `--rogue KINDS` (`beside`): the waiting times of a neighbour beside a rogue, with groups and
 //!   without.
 
@@ -10,6 +11,8 @@ mod beside;
 mod clones;
 mod curve;
 mod group;
+mod grow;
+mod pair;
 
 use copyhold_harness::Interrupt;
 
@@ -20,6 +23,7 @@ use crate::target::{Kind, Site};
 use beside::Beside;
 use clones::Clones;
 use curve::Curve;
+use grow::Grow;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Groups {
@@ -27,6 +31,8 @@ pub(crate) struct Groups {
     clones: Clones,
     #[command(flatten)]
     curve: Curve,
+    #[command(flatten)]
+    grow: Grow,
     #[command(flatten)]
     beside: Beside,
 }
@@ -37,8 +43,9 @@ impl Job for Groups {
     }
 
     fn data_bytes(&self) -> u64 {
-        let all = [self.clones.data_bytes(), self.curve.data_bytes(), self.beside.data_bytes()];
-        all.into_iter().max().unwrap_or_default()
+        let pairs = [self.curve.data_bytes(), self.grow.data_bytes()];
+        let all = [self.clones.data_bytes(), self.beside.data_bytes()].into_iter().chain(pairs);
+        all.max().unwrap_or_default()
     }
 
     fn left_out(&self, kind: Kind) -> Option<&'static str> {
@@ -54,6 +61,7 @@ impl Job for Groups {
     ) -> Result<Vec<Sample>, BenchError> {
         let mut samples = self.clones.round(site, kind, interrupt)?;
         samples.extend(self.curve.round(site, kind, interrupt)?);
+        samples.extend(self.grow.round(site, kind, interrupt)?);
         samples.extend(self.beside.round(site, kind, interrupt)?);
         Ok(samples)
     }

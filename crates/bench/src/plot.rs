@@ -8,7 +8,7 @@
 mod lines;
 mod picture;
 
-pub(crate) use lines::UNIT as LINES;
+pub(crate) use lines::{OF_CACHE, OF_UNPROTECTED};
 
 use std::fmt::Write;
 
@@ -53,7 +53,7 @@ struct Bar<'a> {
 /// In the order in which metrics first came.
 fn charts(summary: &Summary) -> Vec<Chart<'_>> {
     let mut charts: Vec<Chart<'_>> = Vec::new();
-    for metric in summary.metrics().iter().filter(|metric| metric.unit != lines::UNIT) {
+    for metric in summary.metrics().iter().filter(|metric| !lines::are_of(metric.unit)) {
         let title = (metric.job, metric.unit);
         let found = charts.iter().position(|chart| chart.title == title);
         let index = found.unwrap_or_else(|| {

@@ -10,30 +10,24 @@
 //! without protection; `PARTS` is `low` in nineteenths of the set. `curve.PARTS.ideal` is the part
 //! of the set above its protection.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-
 use copyhold_harness::Interrupt;
 
-use super::group::{Figures, Group};
+use super::group::Figures;
+use super::pair::{Pair, read};
 use crate::counters::mib;
-use crate::direct::{self, Page, Way};
-use crate::error::{BenchError, On};
+use crate::error::BenchError;
 use crate::job::on_fresh;
-use crate::places::{BLOCK, Places, fill_file};
+use crate::places::{BLOCK, Places};
 use crate::plot;
 use crate::sample::Sample;
 use crate::size;
 use crate::target::{Kind, Site, Target};
-use crate::unshare::copies;
 
 /// The protection of each step, in nineteenths of the set. The last is what others compare with.
 const STEPS: [u64; 6] = [21, 17, 12, 8, 4, 0];
 const PARTS: u64 = 19;
-/// The cache and the rival's file, in hundredths of the set.
+/// The cache, in hundredths of the set.
 const CACHE: u64 = 126;
-const FILE: u64 = 135;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Curve {
@@ -52,15 +46,6 @@ pub(crate) struct Curve {
     /// Most bytes of both files: a number with K, M or G
     #[arg(long, default_value = "512M", value_parser = size::parse)]
     files_max: u64,
-}
-
-/// Two tenants of a filesystem, each with a file.
-struct Tenants {
-    set: PathBuf,
-    rival: PathBuf,
-    /// Blocks of the set, and the bytes that the cache counts for each.
-    blocks: u64,
-    block_bytes: u64,
 }
 
 impl Curve {
@@ -93,12 +78,13 @@ impl Curve {
         arm: &str,
         interrupt: &Interrupt,
     ) -> Result<Vec<Sample>, BenchError> {
-        let tenants = self.prepare(target, interrupt)?;
+        let pair = Pair::make(target, self.files_max, interrupt)?;
+        let blocks = pair.cache_blocks * 100 / CACHE;
         let mut samples = Vec::new();
         let mut scanned = Vec::new();
         for parts in STEPS {
-            eprintln!("groups: {arm}: low is {parts}/{PARTS} of {} blocks", tenants.blocks);
-            let [set, rival] = self.step(target, &tenants, parts, interrupt)?;
+            eprintln!("groups: {arm}: low is {parts}/{PARTS} of {blocks} blocks");
+            let [set, rival] = self.step(target, &pair, (blocks, parts), interrupt)?;
             scanned.push(set.scanned);
             let sample = |metric: &str, unit, value| {
                 Sample::new(&format!("curve.{parts}.{arm}"), metric, unit, value)
@@ -119,47 +105,24 @@ impl Curve {
         Ok(shares.chain(samples).collect())
     }
 
-    /// Makes the tenants, with files that suit the cache.
-    fn prepare(&self, target: &Target<'_>, interrupt: &Interrupt) -> Result<Tenants, BenchError> {
-        let directory = target.directory();
-        let [set, rival] = ["tenant", "rival"].map(|name| directory.join(name));
-        copies::make_original(target, &set)?;
-        copies::make_original(target, &rival)?;
-        let most = self.files_max / BLOCK as u64;
-        fill_file(&rival.join("file"), most / 2, 2, interrupt)?;
-        target.cool()?;
-        let (kept, block_bytes) = room(target, &rival.join("file"), most / 2, interrupt)?;
-        let blocks = kept * 100 / CACHE;
-        if blocks * FILE / 100 > most / 2 {
-            let least = 2 * blocks * FILE / 100 * BLOCK as u64;
-            return Err(BenchError::FilesTooSmall { bytes: self.files_max, least });
-        }
-        fill_file(&set.join("file"), blocks, 1, interrupt)?;
-        Ok(Tenants { set, rival, blocks, block_bytes })
-    }
-
     /// The figures of both groups, of the second half of the reads.
     fn step(
         &self,
         target: &Target<'_>,
-        tenants: &Tenants,
-        parts: u64,
+        pair: &Pair,
+        (blocks, parts): (u64, u64),
         interrupt: &Interrupt,
     ) -> Result<[Figures; 2], BenchError> {
         target.cool()?;
-        let groups = [&tenants.set, &tenants.rival].map(|path| Group::new(target, path));
-        let Tenants { blocks, block_bytes, .. } = *tenants;
-        groups[0].set("low", blocks * block_bytes * parts / PARTS)?;
-        let [set, rival] =
-            [&tenants.set, &tenants.rival].map(|path| direct::open(&path.join("file"), Way::Read));
-        let (set, rival) = (set?, rival?);
-        let of_rival = blocks * FILE / 100;
+        let groups = pair.groups(target);
+        groups[0].set("low", blocks * pair.block_bytes * parts / PARTS)?;
+        let files = pair.open()?;
         let mut any = Places::random(blocks, 1);
-        let mut next = Places::sequential(BLOCK, of_rival, 1);
+        let mut next = Places::sequential(BLOCK, pair.file_blocks, 1);
         let mut half = || {
-            for _ in 0..self.turns * of_rival {
-                (0..self.eagerness).try_for_each(|_| read(&set, &mut any, interrupt))?;
-                read(&rival, &mut next, interrupt)?;
+            for _ in 0..self.turns * pair.file_blocks {
+                (0..self.eagerness).try_for_each(|_| read(&files[0], &mut any, interrupt))?;
+                read(&files[1], &mut next, interrupt)?;
             }
             Ok::<[Figures; 2], BenchError>([groups[0].figures()?, groups[1].figures()?])
         };
@@ -169,37 +132,13 @@ impl Curve {
     }
 }
 
-/// Blocks that the cache keeps of a file that is larger, and the bytes that it counts for each.
-fn room(
-    target: &Target<'_>,
-    path: &Path,
-    blocks: u64,
-    interrupt: &Interrupt,
-) -> Result<(u64, u64), BenchError> {
-    let file = direct::open(path, Way::Read)?;
-    let mut places = Places::sequential(BLOCK, blocks, 1);
-    (0..blocks).try_for_each(|_| read(&file, &mut places, interrupt))?;
-    let info = target.info()?;
-    let number = |name: &str| info.get("memory")?.pointer(name)?.as_u64();
-    let kept = number("/data/blocks").zip(number("/data_bytes")).filter(|(kept, _)| *kept > 0);
-    let (kept, bytes) = kept.ok_or_else(|| target.no_counters())?;
-    Ok((kept, bytes / kept))
-}
-
-/// Reads the next block of a file.
-fn read(file: &File, places: &mut Places, interrupt: &Interrupt) -> Result<(), BenchError> {
-    interrupt.check()?;
-    let mut page = Page([0; BLOCK]);
-    file.read_exact_at(&mut page.0, places.next_offset()).on("direct read")
-}
-
 /// The part of the set above a protection.
 fn ideal(parts: u64) -> f64 {
     PARTS.saturating_sub(parts) as f64 / PARTS as f64
 }
 
 fn share(parts: u64, arm: &str, part: f64) -> Sample {
-    Sample::new(&format!("curve.{parts}"), arm, plot::LINES, 100.0 * part)
+    Sample::new(&format!("curve.{parts}"), arm, plot::OF_UNPROTECTED, 100.0 * part)
 }
 
 #[cfg(test)]

@@ -7,8 +7,10 @@ use std::fmt::Write;
 use super::picture::{Picture, ROW, TITLE};
 use crate::summary::{Spread, Summary, number};
 
-/// Charts of this unit are lines; all others are bars.
-pub(crate) const UNIT: &str = "% of low=0";
+/// Charts of these units are lines; all others are bars.
+pub(crate) const OF_UNPROTECTED: &str = "% of low=0";
+pub(crate) const OF_CACHE: &str = "% of the cache";
+const UNITS: [&str; 2] = [OF_UNPROTECTED, OF_CACHE];
 
 const LEFT: f64 = 260.0;
 const WIDTH: f64 = 520.0;
@@ -19,9 +21,9 @@ const COLOURS: [&str; 6] = ["#000000", "#4477aa", "#ee6677", "#ccbb44", "#228833
 type Series = Vec<(String, BTreeMap<u32, Spread>)>;
 
 /// Series in the order in which they first came.
-fn series(summary: &Summary) -> Series {
+fn series(summary: &Summary, unit: &str) -> Series {
     let mut all: Series = Vec::new();
-    for metric in summary.metrics().iter().filter(|metric| metric.unit == UNIT) {
+    for metric in summary.metrics().iter().filter(|metric| metric.unit == unit) {
         let words: Vec<&str> = metric.name.splitn(3, '.').collect();
         let [_, place, name] = words[..] else { continue };
         let Ok(place) = place.parse() else { continue };
@@ -37,15 +39,24 @@ fn series(summary: &Summary) -> Series {
     all
 }
 
+/// Whether metrics of this unit are drawn here.
+pub(super) fn are_of(unit: &str) -> bool {
+    UNITS.contains(&unit)
+}
+
 /// Draws all series, if there are any.
 pub(super) fn draw(summary: &Summary, picture: &mut Picture) {
-    let all = series(summary);
+    UNITS.iter().for_each(|unit| draw_chart(summary, unit, picture));
+}
+
+fn draw_chart(summary: &Summary, unit: &str, picture: &mut Picture) {
+    let all = series(summary, unit);
     let places = all.iter().flat_map(|(_, points)| points.keys()).copied();
     let Some(last) = places.max().filter(|last| *last > 0) else { return };
     let points = || all.iter().flat_map(|(_, points)| points.values());
     let most = points().map(|spread| spread.max).fold(f64::MIN_POSITIVE, f64::max);
     picture.y += TITLE;
-    picture.title(&format!("groups, {UNIT}"));
+    picture.title(&format!("groups, {unit}"));
     let (top, bottom) = (f64::from(picture.y), f64::from(picture.y) + HEIGHT);
     let x = |place: u32| LEFT + f64::from(place) / f64::from(last) * WIDTH;
     let y = |value: f64| bottom - value.max(0.0) / most * HEIGHT;
@@ -105,7 +116,7 @@ mod tests {
     fn each_series_is_a_line_from_the_least_place_to_the_greatest() {
         let mut summary = Summary::new(Machine::example(), &[Kind::Copyhold], 1);
         let of = |place: u32, name: &str, value| {
-            Sample::new(&format!("curve.{place}"), name, UNIT, value)
+            Sample::new(&format!("curve.{place}"), name, OF_UNPROTECTED, value)
         };
         let samples = vec![of(20, "ideal", 0.0), of(10, "ideal", 50.0), of(0, "ideal", 100.0)];
         summary.add("groups", Kind::Copyhold, samples);
