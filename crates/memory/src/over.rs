@@ -7,33 +7,124 @@
 //!
 //! OVER-O1  An owner within its part is not named.
 //! OVER-O2  All that is named together is at least the excess of the class over the whole.
+//! OVER-O3  [`OverTurns`] looks at all owners only when parts were divided anew, or when each
+//!          owner that it named has come down to its part: then the excess of the last look is
+//!          gone.
 
 use std::cmp::Reverse;
 
-use crate::owner::{Memory, MemoryClass};
+use copyhold_sync::{Mutex, of};
+
+use crate::owner::{Memory, MemoryClass, MemoryOwner};
 use crate::place::Slot;
+use crate::protection::GroupUse;
 use crate::scan::Arm;
-use crate::scarce::parts;
+
+/// An owner with more of a class than its part.
+#[derive(Clone, Copy)]
+struct Over {
+    slot: Slot,
+    used: u64,
+    part: u64,
+}
+
+/// The owners above their parts, one after the other, as of the last look at all.
+#[derive(Debug, Default)]
+pub(crate) struct OverTurns(Mutex<Turns, of::MemoryOver>);
+
+#[derive(Debug, Default)]
+struct Turns {
+    /// With their parts; the first is the last.
+    owners: Vec<(MemoryOwner, u64)>,
+    /// The division of parts of which these are.
+    division: Option<u64>,
+}
+
+impl OverTurns {
+    /// The owner with most for its part, of those that are still above their parts. `division`
+    /// counts the divisions of `whole` bytes into parts.
+    pub(crate) fn next(
+        &self,
+        memory: &Memory,
+        class: MemoryClass,
+        whole: u64,
+        division: u64,
+    ) -> Option<MemoryOwner> {
+        let mut turns = self.0.lock();
+        let is_new = turns.division.replace(division) != Some(division);
+        let had_any = !turns.owners.is_empty();
+        let found = if is_new { None } else { turns.first(class) };
+        if found.is_some() || !(is_new || had_any) {
+            return found;
+        }
+        drop(turns);
+        let over = memory.over(class, whole);
+        let owners = over.iter().rev().filter_map(|of| Some((memory.owner(of.slot)?, of.part)));
+        let owners: Vec<(MemoryOwner, u64)> = owners.collect();
+        let mut turns = self.0.lock();
+        let gone = std::mem::replace(&mut turns.owners, owners);
+        let found = turns.first(class);
+        drop(turns);
+        // An owner may end with this.
+        drop(gone);
+        found
+    }
+}
+
+impl Turns {
+    fn first(&mut self, class: MemoryClass) -> Option<MemoryOwner> {
+        while let Some((owner, part)) = self.owners.last() {
+            if owner.charged(class).max(0) as u64 > *part {
+                return Some(owner.clone());
+            }
+            self.owners.pop();
+        }
+        None
+    }
+}
 
 impl Memory {
     /// Each owner with more than its part of `whole` bytes of a class, and the bytes beyond it: the
     /// one with the most for its part first. With [`Arm::Off`] there are no parts: all owners, with
     /// all that they have.
     pub fn over_parts(&self, class: MemoryClass, whole: u64) -> Vec<(Slot, u64)> {
+        self.over(class, whole).iter().map(|of| (of.slot, of.used - of.part)).collect()
+    }
+
+    fn over(&self, class: MemoryClass, whole: u64) -> Vec<Over> {
         let whole = if self.arm() == Arm::Off { 0 } else { whole };
         let picture = self.picture_of(class);
         let parts = parts(&picture.groups, whole);
         let used = picture.groups.iter().map(|group| group.usage);
         let listed = picture.lists.iter().zip(used.zip(parts));
-        let mut over: Vec<(Slot, u64, u64)> = listed
-            .filter_map(|(slot, (used, part))| Some((*slot.as_ref()?, used, part)))
-            .filter(|(_, used, part)| used > part)
+        let mut over: Vec<Over> = listed
+            .filter_map(|(slot, (used, part))| Some(Over { slot: *slot.as_ref()?, used, part }))
+            .filter(|of| of.used > of.part)
             .collect();
         // The quotient in 64ths: more would not change the choice.
         let times = |used: u64, part: u64| u128::from(used) * 64 / u128::from(part.max(1));
-        over.sort_by_key(|(slot, used, part)| (Reverse(times(*used, *part)), *slot));
-        over.into_iter().map(|(slot, used, part)| (slot, used - part)).collect()
+        over.sort_by_key(|of| (Reverse(times(of.used, of.part)), of.slot));
+        over
     }
+}
+
+/// The part of each group: that of its parent, by weight among the children.
+pub(crate) fn parts(groups: &[GroupUse], whole: u64) -> Vec<u64> {
+    let weight = |group: &GroupUse| u64::from(group.weight.max(1));
+    let mut weights = vec![0; groups.len()];
+    for group in groups {
+        if let Some(parent) = group.parent {
+            weights[parent] += weight(group);
+        }
+    }
+    let mut parts: Vec<u64> = Vec::with_capacity(groups.len());
+    for group in groups {
+        parts.push(group.parent.map_or(whole, |parent| {
+            let part = u128::from(parts[parent]) * u128::from(weight(group));
+            (part / u128::from(weights[parent])) as u64
+        }));
+    }
+    parts
 }
 
 #[cfg(test)]
@@ -60,6 +151,33 @@ mod tests {
         let all = memory.over_parts(CLASS, 500);
         assert_eq!(all, [(slots[0], 700), (slots[1], 300), (slots[2], 50)]);
         drop(charges);
+    }
+
+    #[test]
+    fn turns_look_at_all_owners_again_when_parts_are_new_or_the_named_ones_are_within_them() {
+        let memory = Memory::default();
+        let owners = [memory.add_owner(), memory.add_owner(), memory.add_owner()];
+        let bytes = [600, 500, 100];
+        let mut charges: Vec<_> =
+            owners.iter().zip(bytes).map(|(one, n)| Some(one.charge(CLASS, n))).collect();
+        let turns = OverTurns::default();
+        let next = |division| {
+            let owner = turns.next(&memory, CLASS, 900, division);
+            owner.map(|owner| owners.iter().position(|of| *of == owner).expect("one of them"))
+        };
+        // Parts of 300 each.
+        assert_eq!(next(1), Some(0));
+        charges[0] = None;
+        assert_eq!(next(1), Some(1), "OVER-O1");
+        charges[1] = None;
+        charges[2] = Some(owners[2].charge(CLASS, 901));
+        assert_eq!(next(1), Some(2), "OVER-O3: those that were named are within their parts");
+        charges[0] = Some(owners[0].charge(CLASS, 2000));
+        assert_eq!(next(1), Some(2), "OVER-O3");
+        assert_eq!(next(2), Some(0), "OVER-O3: the parts are new");
+        charges[0] = None;
+        charges[2] = None;
+        assert_eq!([next(2), next(2)], [None, None]);
     }
 
     proptest! {

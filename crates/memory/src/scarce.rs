@@ -19,9 +19,9 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::over::{OverTurns, parts};
 use crate::owner::{Memory, MemoryClass, MemoryOwner};
 use crate::place::Slot;
-use crate::protection::GroupUse;
 use crate::scan::Arm;
 
 /// A class with a limit for all owners.
@@ -29,6 +29,7 @@ use crate::scan::Arm;
 pub struct Scarce {
     parts: Parts,
     used: AtomicU64,
+    over: OverTurns,
 }
 
 /// The parts of the limit of a class.
@@ -38,6 +39,8 @@ pub struct Parts {
     limit: AtomicU64,
     /// Bytes that came or went since the parts were computed.
     moved: AtomicU64,
+    /// How often they were computed.
+    divisions: AtomicU64,
 }
 
 /// Whether a group may use more of a class.
@@ -52,7 +55,8 @@ pub enum Room {
 
 impl Scarce {
     pub fn new(class: MemoryClass, limit: u64) -> Scarce {
-        Scarce { parts: Parts::new(class, limit), used: AtomicU64::new(0) }
+        let (parts, used) = (Parts::new(class, limit), AtomicU64::new(0));
+        Scarce { parts, used, over: OverTurns::default() }
     }
 
     pub fn limit(&self) -> u64 {
@@ -70,11 +74,12 @@ impl Scarce {
         self.parts.was_used_up(owner)
     }
 
-    /// The owner that uses most beyond its part, for its part; none: all are within their parts.
+    /// The owner that uses most beyond its part, for its part, as of the last division of parts;
+    /// none: all are within their parts (OVER-O3).
     pub fn most_over(&self, memory: &Memory) -> Option<MemoryOwner> {
-        let limit = self.limit();
-        let over = memory.over_parts(self.parts.class, limit - limit / 8);
-        over.first().and_then(|(slot, _)| memory.owner(*slot))
+        self.parts.divide_when_due(memory);
+        let (limit, division) = (self.limit(), self.parts.divisions.load(Relaxed));
+        self.over.next(memory, self.parts.class, limit - limit / 8, division)
     }
 
     /// Bytes in use, of all owners.
@@ -115,7 +120,7 @@ impl Scarce {
 impl Parts {
     pub fn new(class: MemoryClass, limit: u64) -> Parts {
         let limit = AtomicU64::new(limit);
-        Parts { class, limit, moved: AtomicU64::new(u64::MAX / 2) }
+        Parts { class, limit, moved: AtomicU64::new(u64::MAX / 2), divisions: AtomicU64::new(0) }
     }
 
     /// So many bytes of the class came or went.
@@ -150,26 +155,8 @@ impl Parts {
             let part = by_slot.get(&owner.slot()).copied().unwrap_or(limit);
             owner.set_part(self.class, part);
         }
+        self.divisions.fetch_add(1, Relaxed);
     }
-}
-
-/// The part of each group: that of its parent, by weight among the children.
-pub(crate) fn parts(groups: &[GroupUse], whole: u64) -> Vec<u64> {
-    let weight = |group: &GroupUse| u64::from(group.weight.max(1));
-    let mut weights = vec![0; groups.len()];
-    for group in groups {
-        if let Some(parent) = group.parent {
-            weights[parent] += weight(group);
-        }
-    }
-    let mut parts: Vec<u64> = Vec::with_capacity(groups.len());
-    for group in groups {
-        parts.push(group.parent.map_or(whole, |parent| {
-            let part = u128::from(parts[parent]) * u128::from(weight(group));
-            (part / u128::from(weights[parent])) as u64
-        }));
-    }
-    parts
 }
 
 #[cfg(test)]
@@ -178,6 +165,7 @@ mod tests {
 
     use super::*;
     use crate::GroupLimits;
+    use crate::protection::GroupUse;
 
     const LIMIT: u64 = 6400;
 

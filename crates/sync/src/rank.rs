@@ -241,6 +241,8 @@ ranks! {
 
     // Owners of memory: objects of all layers are charged to them, and are dropped under any lock.
 
+    /// The owners above their parts of a class.
+    MemoryOver,
     /// The move of a group to another holder.
     MemoryMoves,
     /// The picture of groups that walks share.
