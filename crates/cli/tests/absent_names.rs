@@ -49,6 +49,7 @@ fn a_rogue_that_looks_up_random_names_is_bounded_and_its_names_add_up() {
     }
     // Each look-up made an entry, however fast the kernel forgot the others.
     assert_eq!(count(of("a"), "created"), 5 * LIMIT, "{shown}");
+    assert_eq!(count(of("a"), "replaced"), 0, "PRUNE-P5: {shown}");
     assert_eq!(of("b")["live"], 100, "NAMES-N4: {shown}");
     assert_eq!(count(of("b"), "delayed"), 0, "{shown}");
 
@@ -78,7 +79,7 @@ fn a_rogue_that_looks_up_random_names_is_bounded_and_its_names_add_up() {
     site.checked();
 }
 
-/// PRUNE-P4: their look-ups share the lock that the notifications need alone.
+/// PRUNE-P4 and PRUNE-P5: their look-ups share the lock that the notifications need alone.
 #[test]
 fn many_threads_in_one_directory_are_held_back() {
     const LIMIT: u64 = 4000;
@@ -107,6 +108,7 @@ fn many_threads_in_one_directory_are_held_back() {
     let of = |path: &str| tenants.iter().find(|row| row["path"] == path).unwrap();
     assert_eq!(count(of("b"), "delayed"), 0, "{shown}");
     assert_eq!(count(of("a"), "created"), 4 * LIMIT, "{shown}");
+    assert_eq!(count(of("a"), "replaced"), 0, "PRUNE-P5: {shown}");
     assert_eq!(json!(live(of("a"))), of("a")["live"], "NAMES-N2: {shown}");
     site.checked();
 }

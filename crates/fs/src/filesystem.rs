@@ -55,7 +55,7 @@ pub struct Filesystem {
     pub(crate) refusals: Refusals,
     pub(crate) atimes: Atimes,
     pub(crate) zeros: Buf,
-    names: AbsentNames,
+    names: Arc<AbsentNames>,
     fsid: u64,
     closed: AtomicBool,
 }
@@ -111,7 +111,7 @@ impl Filesystem {
             refusals: Refusals::default(),
             atimes: Atimes::new(&options),
             zeros: Buf::zeroed(ZERO_BLOCKS),
-            names: AbsentNames::new(pool.memory().clone(), &options),
+            names: Arc::new(AbsentNames::new(pool.memory().clone(), &options)),
             fsid,
             closed: AtomicBool::new(false),
             options,
@@ -158,7 +158,7 @@ impl Filesystem {
     }
 
     /// The names that are known to be absent.
-    pub fn names(&self) -> &AbsentNames {
+    pub fn names(&self) -> &Arc<AbsentNames> {
         &self.names
     }
 

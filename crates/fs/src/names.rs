@@ -22,7 +22,10 @@
 //!           when they are scarce. Above its part a tenant loses the cold names of its own first;
 //!           a tenant within its part loses none to others.
 //! NAMES-N5  Beyond the limit and a small excess, a new entry takes the place of a cold one,
-//!           also if the front end keeps that name: so the memory for entries has a bound.
+//!           also if the front end keeps that name: so the memory for entries has a bound. This is
+//!           the last resort: the front end holds tenants above their parts back before.
+//! NAMES-N6  The count of entries is exact but for 16 entries a shard with one tenant, and ten times
+//!           that with 10,000 tenants.
 //!
 //! Without a front end that keeps names, an insertion at the limit evicts at once. With one
 //! ([`AbsentNames::keep_for_front_end`]) an insertion never waits and never fails: the front end
@@ -30,6 +33,7 @@
 
 mod counts;
 mod entry;
+mod pick;
 mod shard;
 #[cfg(test)]
 mod tests;
@@ -39,7 +43,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use copyhold_format::item::{HashKey, dirent_bucket};
-use copyhold_memory::{Arm, Memory, MemoryClass, MemoryOwner, Room, Scarce, Slot};
+use copyhold_memory::{Arm, Memory, MemoryClass, MemoryOwner, Room, Scarce};
+use copyhold_runtime::{Rt, yield_now};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::SubvolId;
 use rustc_hash::FxHashMap;
@@ -50,7 +55,8 @@ use crate::{NodeId, Options};
 use counts::CountCells;
 pub use counts::{NameCounts, NameEvent};
 use entry::{ENTRY_BYTES, LONG};
-use shard::{Key, Picked, Shard};
+pub use pick::Victim;
+use shard::{Key, Shard};
 
 const SHARDS: usize = 32;
 
@@ -114,16 +120,6 @@ pub struct Absent {
     pub is_over: bool,
 }
 
-/// An entry that the front end is to forget.
-#[derive(Debug)]
-pub struct Victim {
-    pub dir: NodeId,
-    /// The front end is to ask again, and may keep it.
-    pub expires: bool,
-    shard: usize,
-    picked: Picked,
-}
-
 /// The result of a search for a name.
 pub enum Looked {
     Found(crate::Entry),
@@ -171,15 +167,13 @@ impl AbsentNames {
         self.most
     }
 
-    /// With 0 all entries are dropped, and the front end keeps any number of names.
+    /// With 0 no name is answered from here, the front end keeps any number of names, and all
+    /// entries are to be dropped ([`Self::drop_later`]).
     pub fn set_limit(&self, entries: u64) {
         self.scarce.set_limit(entries.min(self.most) * ENTRY_BYTES);
-        if entries == 0 {
-            self.shards.iter().for_each(|shard| drop_all(shard, &self.scarce, None));
-        }
     }
 
-    /// Entries, as far as shards have published them: 16 less or more for each shard and tenant.
+    /// Entries, as far as shards have published them (NAMES-N6).
     pub fn published(&self) -> u64 {
         self.scarce.used() / ENTRY_BYTES
     }
@@ -326,97 +320,36 @@ impl AbsentNames {
         self.shards[shard].0.lock().refuses(key)
     }
 
-    /// All names of a subvolume that is gone. Doomed ones end by themselves.
-    pub(crate) fn drop_tenant(&self, subvol: SubvolId, owner: &MemoryOwner) {
+    /// The subvolume is gone: all its names are to be dropped ([`Self::drop_later`]).
+    pub(crate) fn end_tenant(&self, subvol: SubvolId, owner: &MemoryOwner) {
         for shard in &self.shards {
             shard.0.lock().end_tenant(owner.slot(), &self.gone, &self.scarce);
         }
-        self.drop_names(owner);
         if let Some(cells) = self.tenants.lock().remove(&subvol) {
             self.gone.publish(&mut cells.read());
         }
     }
 
-    /// Drops entries without asking the front end.
-    fn drop_names(&self, owner: &MemoryOwner) {
-        self.shards.iter().for_each(|shard| drop_all(shard, &self.scarce, Some(owner)));
+    /// Drops all such in the background: few at once, and other tasks have turns between.
+    pub fn drop_later(self: &Arc<Self>, rt: &Rt) {
+        const AT_ONCE: usize = 2048;
+        if !self.drop_unwanted(AT_ONCE) {
+            return;
+        }
+        let names = self.clone();
+        rt.spawn(Box::pin(async move {
+            while names.drop_unwanted(AT_ONCE) {
+                yield_now().await;
+            }
+        }));
     }
 
-    // -- for the front end -----------------------------------------------------------------------
-
-    /// Whether entries are to be removed ahead of the limit: less than a twentieth is free.
-    pub fn is_short(&self) -> bool {
-        let limit = self.scarce.limit();
-        limit > 0 && self.scarce.used() > limit - limit / 20
-    }
-
-    /// Whether the limit is reached.
-    pub fn is_full(&self) -> bool {
-        let limit = self.scarce.limit();
-        limit > 0 && self.scarce.used() >= limit
-    }
-
-    /// The free part of the limit, in thousandths.
-    pub fn free(&self) -> u64 {
-        let limit = self.scarce.limit().max(1);
-        limit.saturating_sub(self.scarce.used()) / limit.div_ceil(1000)
-    }
-
-    /// About `most` cold entries of the tenant with most beyond its part, to be forgotten by
-    /// the front end. Each is then handed to [`Self::confirm`] and [`Self::finish`].
-    pub fn pick(&self, most: usize) -> Vec<Victim> {
-        let Some(owner) = self.scarce.most_over(&self.memory) else { return Vec::new() };
-        self.pick_of(&owner, most)
-    }
-
-    /// Cold entries of this tenant.
-    fn pick_of(&self, owner: &MemoryOwner, most: usize) -> Vec<Victim> {
-        self.pick_by(most, |shard, each, picked| shard.pick(owner.slot(), each, picked))
-    }
-
-    /// As [`Self::pick`], of this tenant, hot entries too.
-    pub fn pick_all(&self, owner: &MemoryOwner, most: usize) -> Vec<Victim> {
-        self.pick_by(most, |shard, each, picked| shard.pick_any(owner.slot(), each, picked))
-    }
-
-    fn pick_by(
-        &self,
-        most: usize,
-        pick: impl Fn(&mut Shard, usize, &mut Vec<Picked>),
-    ) -> Vec<Victim> {
-        let mut victims = Vec::with_capacity(most);
+    /// Drops about `most` entries of subvolumes that are gone, or of all without a limit; whether
+    /// more are left. Doomed ones end by themselves.
+    pub fn drop_unwanted(&self, most: usize) -> bool {
         let each = most.div_ceil(SHARDS);
-        let first = self.turn.fetch_add(1, Relaxed) as usize;
-        let mut picked = Vec::new();
-        for at in (first..first + SHARDS).map(|at| at % SHARDS) {
-            pick(&mut self.shards[at].0.lock(), each, &mut picked);
-            victims.extend(picked.drain(..).filter_map(|picked| {
-                let dir = NodeId::from_raw(picked.dir)?;
-                Some(Victim { dir, expires: picked.expires, shard: at, picked })
-            }));
-        }
-        victims
-    }
-
-    /// Whether the front end is still to forget it: the name is absent, without a look-up since.
-    pub fn confirm(&self, victim: &Victim) -> bool {
-        let mut shard = self.shards[victim.shard].0.lock();
-        victim.expires || shard.confirm(&victim.picked, &self.scarce)
-    }
-
-    /// The front end cannot forget it now.
-    pub fn put_back(&self, victim: &Victim) {
-        if !victim.expires {
-            self.shards[victim.shard].0.lock().put_back(&victim.picked, &self.scarce);
-        }
-    }
-
-    /// The front end has forgotten the name.
-    pub fn finish(&self, victim: &Victim, event: NameEvent) {
-        if !victim.expires {
-            let mut shard = self.shards[victim.shard].0.lock();
-            shard.finish(&victim.picked, event, &self.scarce);
-        }
+        let drop_of = |shard: &Apart| shard.0.lock().drop_unwanted(each, &self.scarce);
+        self.shards.iter().fold(false, |more, shard| drop_of(shard) || more)
     }
 
     /// An answer for this subvolume was delayed.
@@ -460,12 +393,6 @@ impl AbsentNames {
     }
 }
 
-impl Victim {
-    pub fn name(&self) -> &[u8] {
-        &self.picked.name
-    }
-}
-
 impl Drop for AbsentNames {
     fn drop(&mut self) {
         for shard in &mut self.shards {
@@ -482,21 +409,8 @@ fn valid(tight: bool, level: u8) -> Duration {
     }
 }
 
-/// Entries by which the limit may be passed while the front end forgets others.
+/// Entries by which the limit may be passed while the front end forgets others: at least as many
+/// as there may be look-ups under way.
 fn excess(limit: u64) -> u64 {
-    (limit / 64).max(64)
-}
-
-/// Drops the entries of a tenant, or of all, a few under each lock.
-fn drop_all(shard: &Apart, scarce: &Scarce, of: Option<&MemoryOwner>) {
-    const AT_ONCE: usize = 4096;
-    let drop_of = |slot| while shard.0.lock().drop_some(slot, AT_ONCE, scarce) {};
-    match of {
-        Some(owner) => drop_of(owner.slot()),
-        None => shard_slots(shard).into_iter().for_each(drop_of),
-    }
-}
-
-fn shard_slots(shard: &Apart) -> Vec<Slot> {
-    shard.0.lock().slots()
+    (limit / 128).max(256)
 }

@@ -276,7 +276,8 @@ impl Filesystem {
     pub(crate) fn forget_subvol(&self, id: SubvolId) -> Vec<NodeId> {
         // A subvolume that was never requested has no inodes.
         let Some(subvol) = self.subvols.write().remove(&id) else { return Vec::new() };
-        self.names().drop_tenant(id, subvol.volume.owner());
+        self.names().end_tenant(id, subvol.volume.owner());
+        self.names().drop_later(&self.rt);
         let inodes = self.inodes.of_subvol(&subvol).into_iter();
         let is_known = |inode: &InodeRef| inode.is_dir() || self.inodes.is_open(inode.node);
         let forgotten = inodes.filter_map(|inode| {

@@ -37,8 +37,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use copyhold_fs::{
-    Absent, FallocateMode, Filesystem, FsError, ListFlags, Looked, NodeId as FsNode, ReadFlags,
-    RenameFlags, Seek, SubvolumeCalls, Uses, WriteFlags, XattrSet,
+    Absent, FallocateMode, FileKind, Filesystem, FsError, ListFlags, Looked, NodeId as FsNode,
+    ReadFlags, RenameFlags, Seek, SubvolumeCalls, Uses, WriteFlags, XattrSet,
 };
 use copyhold_fuse::protocol::flags::fopen;
 use copyhold_fuse::protocol::{
@@ -201,12 +201,13 @@ impl Adapter {
         self.pruner.look_at(&self.fs, self.notifier.get());
     }
 
-    async fn absent(&self, parent: FsNode, absent: Absent) -> Reply<Lookup> {
+    fn absent(&self, parent: FsNode, absent: Absent) -> Lookup {
         self.prune();
         if absent.is_over {
-            Box::pin(self.pruner.delay(&self.fs, parent)).await;
+            // The next path is to request them (PRUNE-P4).
+            self.forget_attributes(NodeId(parent.raw()));
         }
-        Ok(Lookup::Absent { valid: absent.valid })
+        Lookup::Absent { valid: absent.valid }
     }
 
     /// The caller of a change of content, and whether the change removes privileges of the file.
@@ -238,11 +239,18 @@ impl Adapter {
 
     async fn attributes(&self, node: NodeId) -> Reply<AttrReply> {
         let node = known(node)?;
-        if self.pruner.flights.is_in(node) {
-            Box::pin(self.pruner.hold(&self.fs, node)).await;
-        }
         let attr = self.fs.getattr(node).await.map_err(errno)?;
+        if self.fs.names().is_short() && attr.kind == FileKind::Directory {
+            return Box::pin(self.attributes_when_short(node)).await;
+        }
         Ok(answer(&attr))
+    }
+
+    /// Those of a directory while entries for names are scarce (PRUNE-P4).
+    async fn attributes_when_short(&self, dir: FsNode) -> Reply<AttrReply> {
+        let each_path_asks = self.pruner.hold(&self.fs, dir).await;
+        let attr = answer(&self.fs.getattr(dir).await.map_err(errno)?);
+        Ok(if each_path_asks { AttrReply { valid: Duration::ZERO, ..attr } } else { attr })
     }
 
     /// Waits until a request of this node's tenant may work that moves so many bytes.
@@ -342,7 +350,7 @@ impl Operations for Adapter {
         };
         match looked_up {
             Ok(Looked::Found(entry)) => self.found(parent, name, &entry).await,
-            Ok(Looked::Absent(absent)) => self.absent(parent, absent).await,
+            Ok(Looked::Absent(absent)) => Ok(self.absent(parent, absent)),
             Err(error) => Err(errno(error)),
         }
     }

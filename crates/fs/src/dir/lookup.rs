@@ -34,7 +34,8 @@ impl Filesystem {
                         let absent = self.names().insert(&dir, bytes, None);
                         // Its names may have been dropped before that.
                         if let Err(gone) = dir.subvol.present() {
-                            self.names().drop_tenant(dir.subvol.id(), dir.owner());
+                            self.names().end_tenant(dir.subvol.id(), dir.owner());
+                            self.names().drop_later(&self.rt);
                             return Err(gone);
                         }
                         return Ok(Looked::Absent(absent));

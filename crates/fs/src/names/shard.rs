@@ -5,8 +5,12 @@
 //! look-up goes back to the end of the cold list. So the pruner removes a name only after a turn
 //! without a look-up.
 //!
-//! All of a shard is under one lock. The charges of a tenant are published when they have changed
-//! by [`BATCH`] bytes, by less if the limit is small, or are zero.
+//! All of a shard is under one lock.
+//!
+//! The charges of a tenant are published when they have changed by [`BATCH`] bytes divided by the
+//! tenants with entries in the shard, by less if the limit is small, or are zero (NAMES-N6). At most
+//! `m` tenants with entries had their last change among `m` or fewer. So all `n` tenants of a shard
+//! owe at most `BATCH * (1 + 1/2 + … + 1/n)`.
 
 use std::sync::Arc;
 
@@ -16,10 +20,11 @@ use copyhold_types::SubvolId;
 use super::counts::{CountCells, NameCounts, NameEvent};
 use super::entry::{DOOMED, Entry, FLIES, HOT, LONG, NONE, REF, Slab, cost};
 
-/// Bytes that a shard may owe the counter of a tenant: 16 entries.
+/// Bytes that a shard may owe the counter of its only tenant: 16 entries.
 const BATCH: u64 = 16 * super::entry::ENTRY_BYTES;
 /// Tenants without entries that a shard keeps lists for.
 const IDLE_MAX: usize = 64;
+const BUCKETS_MIN: usize = 64;
 
 /// The names of a shard.
 #[derive(Default)]
@@ -29,7 +34,11 @@ pub(super) struct Shard {
     slab: Slab,
     /// By the slot of the tenant's memory owner.
     tenants: Vec<Option<Box<Tenant>>>,
+    /// Those with entries, and those without.
+    busy: usize,
     idle: usize,
+    /// Tenants of which the entries are unwanted.
+    leaving: Vec<Slot>,
 }
 
 /// The names of one tenant in a shard.
@@ -119,9 +128,10 @@ impl Tenant {
         if entry.has(HOT) { &mut self.hot } else { &mut self.cold }
     }
 
-    /// Publishes counters and charges, if there is enough to publish.
-    fn settle(&mut self, scarce: &Scarce) {
-        let batch = BATCH.min(scarce.limit() / 512);
+    /// Publishes counters and charges, if there is enough to publish for one of `busy` tenants
+    /// (NAMES-N6).
+    fn settle(&mut self, scarce: &Scarce, busy: usize) {
+        let batch = BATCH.min(scarce.limit() / 512) / busy.max(1) as u64;
         if self.bytes.abs_diff(self.charged) < batch && self.bytes != 0 {
             return;
         }
@@ -195,23 +205,25 @@ impl Shard {
     /// Adds a name that is no entry, of a tenant with lists.
     pub(super) fn add(&mut self, key: Key<'_>, slot: Slot, flags: u8, event: Option<NameEvent>) {
         if self.slab.count() >= self.heads.len() {
-            self.grow();
+            self.hash_into((2 * self.heads.len()).max(BUCKETS_MIN));
         }
-        let bucket = self.bucket(key.hash).expect("grown");
+        let bucket = self.bucket(key.hash).expect("there are some");
         let at = self.slab.add(key.dir, key.hash, self.heads[bucket], slot, key.name);
         self.heads[bucket] = at;
         self.slab.get_mut(at).flags = flags;
         let tenant = self.tenants[slot.0 as usize].as_mut().expect("it has lists");
         tenant.cold.push(&mut self.slab, at);
-        self.idle -= usize::from(tenant.entries == 0);
+        if tenant.entries == 0 {
+            (self.busy, self.idle) = (self.busy + 1, self.idle - 1);
+        }
         tenant.entries += 1;
         tenant.bytes += cost(key.name.len());
         tenant.counts.add(NameEvent::Created);
         event.into_iter().for_each(|event| tenant.counts.add(event));
     }
 
-    fn grow(&mut self) {
-        let buckets = (2 * self.heads.len()).max(64);
+    /// Makes this the number of buckets.
+    fn hash_into(&mut self, buckets: usize) {
         let old = std::mem::replace(&mut self.heads, vec![NONE; buckets]);
         for mut at in old {
             while at != NONE {
@@ -226,8 +238,9 @@ impl Shard {
 
     /// Publishes the charges of a tenant, if there is enough to publish.
     pub(super) fn settle(&mut self, slot: Slot, scarce: &Scarce) {
+        let busy = self.busy;
         let tenant = self.of(slot);
-        tenant.settle(scarce);
+        tenant.settle(scarce, busy);
         if tenant.is_gone && tenant.entries == 0 {
             self.tenants[slot.0 as usize] = None;
             self.idle -= 1;
@@ -236,9 +249,8 @@ impl Shard {
             self.idle = 0;
             self.tenants.retain_some(|tenant| tenant.entries > 0);
         }
-        if self.slab.count() == 0 && self.heads.len() > 64 {
-            self.slab.clear();
-            self.heads = Vec::new();
+        if self.slab.count() * 8 < self.heads.len() && self.heads.len() > BUCKETS_MIN {
+            self.hash_into(self.heads.len() / 4);
         }
     }
 
@@ -259,7 +271,9 @@ impl Shard {
         tenant.entries -= 1;
         tenant.bytes -= bytes;
         tenant.counts.add(event);
-        self.idle += usize::from(self.of(slot).entries == 0);
+        if tenant.entries == 0 {
+            (self.busy, self.idle) = (self.busy - 1, self.idle + 1);
+        }
         self.settle(slot, scarce);
     }
 
@@ -338,13 +352,14 @@ impl Shard {
     }
 
     /// Dooms up to `most` entries of a tenant that are cold. Those that the front end believes
-    /// for long expire there first.
-    pub(super) fn pick(&mut self, slot: Slot, most: usize, into: &mut Vec<Picked>) {
+    /// for long expire there first; `now`, only those of which it asked again.
+    pub(super) fn pick(&mut self, slot: Slot, most: usize, now: bool, into: &mut Vec<Picked>) {
         let mut looks = 4 * most;
         for _ in 0..most {
             let Some(at) = self.next_cold(slot, &mut looks) else { return };
             self.leave_list(at);
-            let expires = self.slab.get(at).has(LONG);
+            let entry = self.slab.get(at);
+            let expires = entry.has(LONG) && !(now && entry.level == 0);
             match expires {
                 true => self.join_list(at, 0, LONG),
                 false => self.slab.get_mut(at).flags |= DOOMED,
@@ -433,26 +448,38 @@ impl Shard {
         entry.has(FLIES)
     }
 
-    /// The subvolume is gone: later events count among those of `gone`.
+    /// The subvolume is gone: its entries are unwanted, and later events count among those of
+    /// `gone`.
     pub(super) fn end_tenant(&mut self, slot: Slot, gone: &Arc<CountCells>, scarce: &Scarce) {
         let tenant = self.tenants.get_mut(slot.0 as usize).and_then(Option::as_mut);
         let Some(tenant) = tenant else { return };
         tenant.cells.publish(&mut tenant.counts);
         (tenant.cells, tenant.is_gone) = (gone.clone(), true);
+        self.leaving.push(slot);
         self.settle(slot, scarce);
     }
 
-    /// Drops up to `most` entries of a tenant, doomed ones excepted; whether more are left.
-    pub(super) fn drop_some(&mut self, slot: Slot, most: usize, scarce: &Scarce) -> bool {
-        for _ in 0..most {
-            let Some(at) = self.first(slot) else { return false };
-            self.end(at, NameEvent::Dropped, scarce);
+    /// Drops up to `most` entries of tenants that are gone, or of all without a limit; whether
+    /// more are left. Doomed ones end behind their notification.
+    pub(super) fn drop_unwanted(&mut self, mut most: usize, scarce: &Scarce) -> bool {
+        let no_limit = scarce.limit() == 0;
+        if no_limit && self.leaving.is_empty() {
+            let with_some = self.tenants().filter(|tenant| tenant.cold.len + tenant.hot.len > 0);
+            self.leaving = with_some.map(|tenant| tenant.owner.slot()).collect();
         }
-        self.first(slot).is_some()
-    }
-
-    pub(super) fn slots(&self) -> Vec<Slot> {
-        self.tenants().map(|tenant| tenant.owner.slot()).collect()
+        while let Some(slot) = self.leaving.last().copied() {
+            let tenant = self.tenants.get(slot.0 as usize).and_then(Option::as_ref);
+            let is_unwanted = no_limit || tenant.is_some_and(|tenant| tenant.is_gone);
+            match self.first(slot).filter(|_| is_unwanted) {
+                None => drop(self.leaving.pop()),
+                Some(_) if most == 0 => return true,
+                Some(at) => {
+                    self.end(at, NameEvent::Dropped, scarce);
+                    most -= 1;
+                }
+            }
+        }
+        false
     }
 
     pub(super) fn tenants(&self) -> impl Iterator<Item = &Tenant> {
@@ -470,7 +497,7 @@ impl Shard {
     pub(super) fn end_charges(&mut self, scarce: &Scarce) {
         for tenant in self.tenants.iter_mut().flatten() {
             tenant.bytes = 0;
-            tenant.settle(scarce);
+            tenant.settle(scarce, 1);
         }
     }
 }
@@ -492,6 +519,13 @@ impl RetainSome<Tenant> for Vec<Option<Box<Tenant>>> {
 
 #[cfg(test)]
 impl Shard {
+    /// Drops the entries of a tenant that stays.
+    pub(super) fn drop_all_of(&mut self, slot: Slot, scarce: &Scarce) {
+        while let Some(at) = self.first(slot) {
+            self.end(at, NameEvent::Dropped, scarce);
+        }
+    }
+
     /// Each entry is found by its name, and is in one list unless it is doomed.
     pub(super) fn verify(&self) {
         let mut found = 0;
@@ -505,6 +539,7 @@ impl Shard {
             }
         }
         assert_eq!(found, self.slab.count());
+        let mut owed = 0;
         for tenant in self.tenants() {
             let mut bytes = 0;
             let mut listed = 0;
@@ -524,7 +559,11 @@ impl Shard {
             }
             assert!(listed <= tenant.entries && bytes <= tenant.bytes);
             assert!(listed < tenant.entries || bytes == tenant.bytes);
-            assert!(tenant.bytes.abs_diff(tenant.charged) < BATCH);
+            owed += tenant.bytes.abs_diff(tenant.charged);
         }
+        let busy = self.tenants().filter(|tenant| tenant.entries > 0).count();
+        assert_eq!((self.busy, self.idle), (busy, self.tenants().count() - busy));
+        let most: u64 = (1..=busy as u64).map(|nth| BATCH.div_ceil(nth)).sum();
+        assert!(owed <= most, "NAMES-N6: {owed}");
     }
 }

@@ -170,12 +170,16 @@ proptest! {
                 }
                 // A doomed entry ends by itself.
                 Step::DropTenant(tenant) => {
-                    world.names.drop_names(&world.owners[tenant]);
+                    let slot = world.owners[tenant].slot();
+                    for shard in &world.names.shards {
+                        shard.0.lock().drop_all_of(slot, &world.names.scarce);
+                    }
                     known.retain(|name| name.0 != tenant || doomed.iter().any(|of| of.0 == *name));
                 }
                 Step::Limit(entries) => {
                     world.names.set_limit(entries);
                     limit = entries;
+                    while world.names.drop_unwanted(64) {}
                     if limit == 0 {
                         known.retain(|name| doomed.iter().any(|of| of.0 == *name));
                     }
@@ -253,6 +257,20 @@ fn names_that_are_asked_for_survive_ten_times_the_limit() {
     assert_eq!(missed, 0);
 }
 
+#[test]
+fn the_names_of_many_tenants_with_few_each_are_counted() {
+    const TENANTS: usize = 500;
+    let world = World::new(TENANTS, 50_000);
+    for number in 0..60_u32 {
+        for tenant in 0..TENANTS {
+            world.names.insert(world.dir(tenant), &number.to_le_bytes(), None);
+        }
+    }
+    let owed = world.names.live().abs_diff(world.names.published());
+    assert!(owed <= 7 * 16 * SHARDS as u64, "NAMES-N6: {owed}");
+    world.verify();
+}
+
 /// A front end that forgets nothing, as one of which the threads all wait.
 #[test]
 fn entries_have_a_bound_without_help_of_the_front_end() {
@@ -278,7 +296,10 @@ fn a_subvolume_that_goes_takes_its_doomed_and_late_names_along() {
     let world = World::new(2, 1000);
     world.names.keep_for_front_end();
     let subvol = SubvolId(1);
-    let drop_tenant = || world.names.drop_tenant(subvol, &world.owners[0]);
+    let drop_tenant = || {
+        world.names.end_tenant(subvol, &world.owners[0]);
+        while world.names.drop_unwanted(4) {}
+    };
     // Their answers are short: so they are doomed at once.
     for number in 0..1000 {
         world.names.insert(world.dir(1), &u32::to_le_bytes(number), None);
@@ -332,7 +353,27 @@ fn answers_are_short_where_there_is_little_room_and_longer_when_they_are_repeate
     // Another tenant has its part.
     let other = world.names.insert(world.dir(1), b"x", None);
     assert_eq!(other, Absent { valid: VALID, is_over: false }, "NAMES-N4");
-    // The first names were answered for long: they expire first.
+    // The first names were answered for long. Ahead of the limit they expire first.
+    let first = 0..LIMIT / 8;
+    first.clone().for_each(|number| world.names.remove(dir, &number.to_le_bytes()));
     let victims = world.names.pick(640);
     assert!(!victims.is_empty() && victims.iter().all(|victim| victim.expires));
+    // At the limit only those of which the front end asked again do.
+    let again = LIMIT / 8..LIMIT / 4;
+    for number in again.clone().chain(again.clone()) {
+        assert!(world.names.ask(dir, &number.to_le_bytes()).is_some());
+    }
+    for number in first {
+        insert(number);
+    }
+    let victims = world.names.pick(LIMIT as usize);
+    let number = |victim: &Victim| u32::from_le_bytes(victim.name().try_into().unwrap());
+    let (of_these, others): (Vec<_>, Vec<_>) =
+        victims.iter().partition(|victim| again.contains(&number(victim)));
+    assert!(!others.is_empty() && others.iter().all(|victim| !victim.expires));
+    let mut first = BTreeSet::new();
+    for victim in of_these {
+        assert_eq!(victim.expires, first.insert(number(victim)));
+    }
+    assert!(!first.is_empty());
 }

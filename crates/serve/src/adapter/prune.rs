@@ -5,8 +5,8 @@
 //!           name by then, the kernel drops that, with all that is mounted on it.
 //! Idea.     Threads of their own take entries from [`AbsentNames`], those not asked for lately,
 //!           and notify the kernel of each: one thread at a tenth of a processor ahead of the
-//!           limit, more without that bound at the limit, while answers for the tenant above its
-//!           part are delayed. The name under way is known ([`Flights`]) until the kernel has
+//!           limit, more without that bound at the limit, while the tenant above its part is held
+//!           back. The name under way is known ([`Flights`]) until the kernel has
 //!           answered.
 //!
 //! PRUNE-P1  No thread that answers requests sends these notifications: the kernel waits in them
@@ -22,10 +22,17 @@
 //!           with the lock; the answer is ESTALE behind it, too. A rename answers without a
 //!           validity: it is refused with ESTALE while its new name is in flight.
 //! PRUNE-P4  The answer to a look-up keeps the lock of its directory shared, which a notification
-//!           needs alone. So it is delayed only while there is no flight in that directory, and
-//!           briefly. A notification makes the attributes of the directory invalid, so each path
-//!           through it requests them first, without the lock: that answer is held instead, unless
-//!           a flight waits. One thread at a time notifies of names of a directory.
+//!           needs alone. So no look-up is delayed. A tenant above its part is held where it has no
+//!           lock: each path through a directory requests its attributes first, and that answer
+//!           waits as long as the limit is reached, up to a bound. The attributes are valid for no
+//!           time while entries of the tenant are removed ahead of the limit, and before a look-up
+//!           at the limit is answered, the kernel is notified that it has none. A creation requests
+//!           them with the lock: so while a flight waits for the lock longer than [`STUCK`], one
+//!           request is answered every millisecond. One thread at a time notifies of names of a
+//!           directory.
+//! PRUNE-P5  So each process of a tenant adds one name at most for each [`HOLD`], and one for each
+//!           [`LONG_HOLD`] when half of the excess is used (NAMES-N5). The excess is used up only
+//!           if the kernel forgets fewer than that.
 //!
 //! Not closed: a mount on the descriptor that a creation has returned.
 
@@ -59,12 +66,11 @@ const CPU_PARTS: u32 = 10;
 const STEP: usize = 64;
 /// Threads at the limit.
 const THREADS: usize = 8;
-/// Shortest and longest delay of a look-up at the limit, in all.
-const DELAY: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
 /// Between two looks at the flights or the limit.
 const LOOK: Duration = Duration::from_millis(1);
-/// Longest wait of attributes at the limit, in looks.
+/// Longest wait of attributes at the limit, in looks; and when half of the excess is used.
 const HOLD: u32 = 50;
+const LONG_HOLD: u32 = 1000;
 /// A flight that lasts longer waits for the lock of its directory.
 const STUCK: Duration = Duration::from_millis(3);
 /// The longest wait of a look-up for a name in flight.
@@ -83,6 +89,7 @@ struct Flying {
     name: Box<[u8]>,
     /// The kernel keeps a file that has the name.
     expires: bool,
+    /// Its begin, or the last answer to a caller that may have the lock.
     since: Instant,
 }
 
@@ -124,13 +131,15 @@ impl Flights {
         self.any(|flying| flying.dir == dir && !flying.expires && *flying.name == *name)
     }
 
-    /// Whether there is a flight in this directory.
-    pub(super) fn is_in(&self, dir: FsNode) -> bool {
-        self.any(|flying| flying.dir == dir)
-    }
-
+    /// Whether a flight waits for the lock of this directory, which the caller may have. Answers
+    /// one caller, and the next one later.
     fn is_stuck_in(&self, dir: FsNode) -> bool {
-        self.any(|flying| flying.dir == dir && flying.since.elapsed() > STUCK)
+        if self.count.load(Ordering::SeqCst) == 0 {
+            return false;
+        }
+        let mut all = self.all.lock();
+        let stuck = all.iter_mut().find(|of| of.dir == dir && of.since.elapsed() > STUCK);
+        stuck.map(|flying| flying.since = Instant::now() - (STUCK - LOOK)).is_some()
     }
 
     /// Waits until the name is not in flight, up to a bound.
@@ -227,35 +236,23 @@ impl Pruner {
         }
     }
 
-    /// Delays the answer of a look-up, while the limit is reached, of a tenant above its part
-    /// (PRUNE-P4).
-    pub(super) async fn delay(&self, fs: &Filesystem, dir: FsNode) {
-        let (names, mut delayed) = (fs.names(), Duration::ZERO);
-        while !self.flights.is_in(dir) {
-            let delay = delay(names.published(), names.limit()).unwrap_or_default();
-            let Some(left) = delay.checked_sub(delayed).filter(|left| !left.is_zero()) else {
-                break;
-            };
-            fs.pool().runtime().sleep(left.min(LOOK)).await;
-            delayed += left.min(LOOK);
-        }
-        if !delayed.is_zero() {
-            names.note_delay(dir.subvol, delayed);
-        }
-    }
-
-    /// Holds the attributes of a directory with a flight, while the limit is reached, of a tenant
-    /// above its part (PRUNE-P4).
-    pub(super) async fn hold(&self, fs: &Filesystem, dir: FsNode) {
-        let Some(subvol) = fs.volumes().subvol(dir.subvol) else { return };
-        let mut looks = 0;
-        while looks < HOLD && fs.names().is_over(subvol.owner()) && !self.flights.is_stuck_in(dir) {
+    /// Holds the attributes of a directory, while the limit is reached, of a tenant above its part;
+    /// whether each path is to request them (PRUNE-P4).
+    pub(super) async fn hold(&self, fs: &Filesystem, dir: FsNode) -> bool {
+        let Some(subvol) = fs.volumes().subvol(dir.subvol) else { return false };
+        let (names, owner, mut looks) = (fs.names(), subvol.owner(), 0);
+        let is_held = |looks: u32| {
+            let most = if names.is_crowded() { LONG_HOLD } else { HOLD };
+            looks < most && names.is_over(owner) && !self.flights.is_stuck_in(dir)
+        };
+        while is_held(looks) {
             fs.pool().runtime().sleep(LOOK).await;
             looks += 1;
         }
         if looks > 0 {
-            fs.names().note_delay(dir.subvol, looks * LOOK);
+            names.note_delay(dir.subvol, looks * LOOK);
         }
+        names.is_short_for(owner)
     }
 
     /// Has the kernel forget all names of a subvolume that do not exist.
@@ -284,14 +281,6 @@ fn threads_wanted(names: &AbsentNames) -> usize {
 /// Entries by which the limit may be passed for a moment.
 fn slack(limit: u64) -> u64 {
     (limit / 256).max(64)
-}
-
-/// Longer, the further the limit is passed.
-fn delay(used: u64, limit: u64) -> Option<Duration> {
-    let beyond = used.checked_sub(limit)?;
-    let (least, most) = DELAY;
-    let doublings = (8 * beyond / slack(limit)).min(16) as u32;
-    Some((least * (1 << doublings)).min(most))
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {

@@ -30,6 +30,7 @@ pub(super) fn totals(fs: &Filesystem) -> NamesTotals {
 /// Until the unmount. The figures afterwards.
 pub(super) fn set(fs: &Filesystem, limit: NamesLimit) -> NamesTotals {
     fs.names().set_limit(limit.entries(budget::machine()));
+    fs.names().drop_later(fs.pool().runtime());
     totals(fs)
 }
 

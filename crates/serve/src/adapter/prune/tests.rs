@@ -20,6 +20,8 @@ const ROOT: NodeId = NodeId::ROOT;
 #[derive(Debug)]
 struct Gate {
     begins: Sender<()>,
+    /// Notifications of attributes.
+    attributes: AtomicUsize,
     /// Ends with the test, too.
     ends: parking_lot::Mutex<Option<Receiver<()>>>,
 }
@@ -29,6 +31,9 @@ impl Listener for Gate {
         if let Notification::InvalEntry { expire: false, .. } = notification {
             let _begun = self.begins.send(());
             let _landed = self.ends.lock().as_ref().map(Receiver::recv);
+        }
+        if matches!(notification, Notification::InvalInode { offset: -1, .. }) {
+            self.attributes.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -49,7 +54,8 @@ impl World {
         let fs = executors.block_on(open(executors.clone(), device, None)).expect("it opens");
         let adapter = adapter(&fs);
         let (begins, begun) = channel();
-        let gate = Arc::new(Gate { begins, ends: Default::default() });
+        let gate =
+            Arc::new(Gate { begins, attributes: AtomicUsize::new(0), ends: Default::default() });
         adapter.notify_through(Notifier::to(gate.clone()));
         World { executors, fs, adapter, gate, begun: begun.into() }
     }
@@ -172,30 +178,60 @@ fn a_name_that_is_asked_for_in_flight_stays_known() {
     world.end();
 }
 
-/// 64 look-ups that end without a wait, though the tenant is far above its part.
 #[test]
-fn no_answer_keeps_the_lock_that_a_flight_needs() {
+fn attributes_of_a_directory_are_held_at_the_limit_and_requested_for_each_path() {
     let world = World::new();
-    world.fs.names().set_limit(8);
-    for number in 0..80_u8 {
-        let name = format!("name-{number}");
-        world
-            .executors
-            .block_on(world.fs.look(FsNode::ROOT, name.as_bytes()))
-            .expect("it is looked up");
-    }
-    let delayed = || world.fs.names().totals()[NameEvent::Delayed];
-    let delay = || world.executors.block_on(world.adapter.pruner.delay(&world.fs, FsNode::ROOT));
-    delay();
-    assert_eq!(delayed(), 1);
-    world.in_flight(|_| {
-        (0..64).for_each(|_| delay());
-        assert_eq!(delayed(), 1, "PRUNE-P4");
-        // Attributes wait without the lock, and for no flight that waits for it.
-        let attributes = world.adapter.getattr(BY, ROOT, None);
-        assert!(world.executors.block_on(attributes).is_ok());
-        assert!(delayed() <= 2);
-    });
+    let attributes = || {
+        let answer = world.executors.block_on(world.adapter.getattr(BY, ROOT, None));
+        let counts = world.fs.names().totals();
+        (answer.expect("it is there").valid, counts[NameEvent::DelayUs] / 1000)
+    };
+    assert!(!attributes().0.is_zero());
+    world.fs.names().set_limit(400);
+    let fill = |numbers: std::ops::Range<u32>| {
+        for number in numbers {
+            let name = format!("name-{number}");
+            let looked = world.fs.look(FsNode::ROOT, name.as_bytes());
+            world.executors.block_on(looked).expect("it is looked up");
+        }
+    };
+    fill(0..396);
+    assert_eq!(attributes(), (Duration::ZERO, 0), "PRUNE-P4");
+    fill(396..440);
+    let (hold, long_hold) = (u64::from(HOLD), u64::from(LONG_HOLD));
+    assert_eq!(attributes(), (Duration::ZERO, hold), "PRUNE-P5");
+    fill(440..600);
+    assert_eq!(attributes(), (Duration::ZERO, hold + long_hold), "PRUNE-P5");
+    // This begins threads that remove names.
+    assert!(is_absent(&world.look(b"name-600")));
+    let notified = world.gate.attributes.load(Ordering::Relaxed);
+    assert_eq!(notified, 1, "PRUNE-P4: the kernel has no attributes");
+    world.fs.names().set_limit(10_000);
+    assert!(!attributes().0.is_zero());
+    world.end();
+}
+
+/// Each may be the one that has the lock.
+#[test]
+fn requests_for_attributes_are_answered_one_after_the_other_while_a_flight_waits() {
+    let world = World::new();
+    assert!(is_absent(&world.look(b"x")));
+    let flights = &world.adapter.pruner.flights;
+    let owner = world.fs.volumes().subvol(SubvolId::ROOT).expect("it is there").owner().clone();
+    let victims = world.fs.names().pick_all(&owner, 1);
+    let flight = flights.begin(&victims[0]);
+    let waits = |time| flights.all.lock()[0].since = Instant::now() - time;
+    // It has begun in the future, so no time of the test makes it wait.
+    flights.all.lock()[0].since = Instant::now() + HOLD * LOOK;
+    assert!(!flights.is_stuck_in(FsNode::ROOT));
+    waits(2 * STUCK);
+    assert!(flights.is_stuck_in(FsNode::ROOT), "PRUNE-P4");
+    let next = flights.all.lock()[0].since + STUCK;
+    assert!(Instant::now() + LOOK >= next, "PRUNE-P4");
+    drop(flight);
+    assert!(!flights.is_stuck_in(FsNode::ROOT));
+    victims.iter().for_each(|victim| world.fs.names().put_back(victim));
+    drop(victims);
     world.end();
 }
 
@@ -236,14 +272,4 @@ fn a_thread_that_panics_or_does_not_begin_leaves_its_place() {
         event_listener::Listener::wait(listener);
     }
     assert_eq!(taken.load(Ordering::Relaxed), 0);
-}
-
-#[test]
-fn delays_grow_with_the_excess() {
-    let limit = 256_000;
-    assert_eq!(delay(limit - 1, limit), None);
-    assert_eq!(delay(limit, limit), Some(DELAY.0));
-    assert_eq!(delay(limit + slack(limit) / 8, limit), Some(2 * DELAY.0));
-    assert_eq!(delay(limit + slack(limit), limit), Some(DELAY.1));
-    assert_eq!(delay(u64::MAX / 16, limit), Some(DELAY.1));
 }
