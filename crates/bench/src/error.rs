@@ -24,6 +24,8 @@ pub(crate) enum BenchError {
     Refused(String),
     #[error("the process `copyhold-bench {0}` does not answer; its own message is above")]
     NoAnswer(&'static str),
+    #[error("without a mount: {0}")]
+    Engine(String),
     #[error("{0}: the filesystem reports no number of this subvolume")]
     NoId(String),
     #[error("the null mount could not be served: {0}")]
@@ -32,6 +34,13 @@ pub(crate) enum BenchError {
         "{what}: {expected} expected, {found} found; the filesystem did not keep what it was given"
     )]
     Wrong { what: &'static str, expected: u64, found: u64 },
+}
+
+impl BenchError {
+    /// Of a filesystem in this process.
+    pub(crate) fn engine(error: impl std::error::Error) -> BenchError {
+        BenchError::Engine(error.to_string())
+    }
 }
 
 /// Says on what a system call failed.

@@ -96,7 +96,8 @@ Examples:
   copyhold-bench unshare --files 200 --snapshots 10,100,1000 --rounds 1
   copyhold-bench snapshots --files 100000 --snapshots 1000 --against btrfs
   copyhold-bench groups --clones 100 --option memory=1G
-  copyhold-bench names --create 10000000 --limit 1600000 --rounds 1
+  copyhold-bench names --create 2000000 --limit 500000 --rounds 1
+  copyhold-bench names --process 10000000 --process-limit 1600000
   copyhold-bench groups --curve --option memory=512M --rounds 1 --plot curve.svg
   copyhold-bench groups --rogue write,create,walk,read --arms on,off --option memory=512M
   copyhold-bench rogue --kinds limit,xattr,queue --seconds 10 --plot rogue.svg";

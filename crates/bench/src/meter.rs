@@ -132,7 +132,7 @@ impl Measured {
         samples
     }
 
-    fn per_second(&self) -> f64 {
+    pub(crate) fn per_second(&self) -> f64 {
         self.ops() as f64 / self.seconds.max(f64::MIN_POSITIVE)
     }
 

@@ -116,9 +116,14 @@ impl Site {
         self.notes.borrow().iter().cloned().collect()
     }
 
+    /// A new directory where filesystems go.
+    pub(crate) fn new_place(&self) -> Result<Place, BenchError> {
+        Ok(Place::new(&self.directory, "copyhold-bench-")?)
+    }
+
     /// Makes and mounts an empty filesystem.
     pub(crate) fn set_up(&self, kind: Kind) -> Result<Target<'_>, BenchError> {
-        let place = Place::new(&self.directory, "copyhold-bench-")?;
+        let place = self.new_place()?;
         let store = match kind {
             Kind::Copyhold => Store::Pool(self.make_pool(place)?),
             Kind::Btrfs | Kind::Ext4 | Kind::Xfs => self.make_kernels(kind, place)?,
