@@ -97,7 +97,7 @@ Examples:
   copyhold-bench snapshots --files 100000 --snapshots 1000 --against btrfs
   copyhold-bench groups --clones 100 --option memory=1G
   copyhold-bench names --create 2000000 --limit 500000 --rounds 1
-  copyhold-bench names --process 10000000 --process-limit 1600000
+  copyhold-bench names --create 0 --process 10000000 --process-limit 1600000
   copyhold-bench groups --curve --option memory=512M --rounds 1 --plot curve.svg
   copyhold-bench groups --rogue write,create,walk,read --arms on,off --option memory=512M
   copyhold-bench rogue --kinds limit,xattr,queue --seconds 10 --plot rogue.svg";

@@ -24,8 +24,8 @@
 //! NAMES-N5  Beyond the limit and a small excess, a new entry takes the place of a cold one,
 //!           also if the front end keeps that name: so the memory for entries has a bound. This is
 //!           the last resort: the front end holds tenants above their parts back before.
-//! NAMES-N6  The count of entries is exact but for 16 entries a shard with one tenant, and ten times
-//!           that with 10,000 tenants.
+//! NAMES-N6  The count of entries is exact but for 16 entries a shard with one tenant, and ten
+//!           times that with 10,000 tenants.
 //!
 //! Without a front end that keeps names, an insertion at the limit evicts at once. With one
 //! ([`AbsentNames::keep_for_front_end`]) an insertion never waits and never fails: the front end
@@ -56,7 +56,7 @@ use counts::CountCells;
 pub use counts::{NameCounts, NameEvent};
 use entry::{ENTRY_BYTES, LONG};
 pub use pick::Victim;
-use shard::{Key, Shard};
+use shard::{ENTRIES_MAX, Key, Shard};
 
 const SHARDS: usize = 32;
 
@@ -139,6 +139,7 @@ pub struct NameFigures {
 impl AbsentNames {
     pub(crate) fn new(memory: Arc<Memory>, options: &Options) -> AbsentNames {
         let Options { names_max: limit, names_room: most, .. } = *options;
+        let most = most.min(SHARDS as u64 * ENTRIES_MAX);
         AbsentNames {
             memory,
             scarce: Scarce::new(MemoryClass::Name, limit.min(most) * ENTRY_BYTES),

@@ -4,9 +4,9 @@
 //!   over.
 //! - `below`: look-ups of new names that do not exist, a third of the limit.
 //! - `create`: look-ups of `--create` such names, beyond the limit (`--limit`).
-//! - `alone` and `beside`: a neighbour that looks up as many hot names in turn, a thousand a second,
-//!   before another process creates, and meanwhile. `neighbour.rate` is its rate beside for that
-//!   alone; `neighbour.hits` are the look-ups beside, in hundredths, that made no entry.
+//! - `alone` and `beside`: a neighbour that looks up as many hot names in turn, about a thousand a
+//!   second, before another process creates, and meanwhile. `neighbour.rate` is its rate beside for
+//!   that alone; `neighbour.hits` are the look-ups beside, in hundredths, that made no entry.
 //!
 //! `above_limit` is the most by which the limit was passed, in hundredths of it, as `copyhold
 //! info` saw it during `create`; `sum` is 1 if the names created are those that live and those
@@ -23,22 +23,70 @@ use copyhold_harness::Interrupt;
 use rustix::fs::lstat;
 use serde_json::Value;
 
-use super::Names;
 use crate::error::{BenchError, On};
+use crate::job::on_fresh;
 use crate::meter::{self, Bounds, Measured, Meter};
-use crate::sample::Sample;
-use crate::target::{Target, run};
+use crate::sample::{Sample, compared};
+use crate::target::{Kind, Site, Target, run};
 
 /// The neighbour looks names up for so long before the other process creates.
 const ALONE: Duration = Duration::from_secs(3);
 /// Between two of its look-ups.
 const PAUSE: Duration = Duration::from_millis(1);
 
-pub(super) struct Arm<'a> {
-    pub(super) names: &'a Names,
-    pub(super) arm: &'a str,
-    pub(super) target: &'a Target<'a>,
-    pub(super) interrupt: &'a Interrupt,
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Mounted {
+    /// Names that are looked up over and over
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    hot: u32,
+    /// Look-ups of each of these
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    times: u32,
+    /// New names that are looked up once; a third of the limit is looked up before. 0: no mount
+    #[arg(long, default_value_t = 200_000)]
+    create: u64,
+    /// The limit of the arm `on`
+    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    limit: u64,
+}
+
+impl Mounted {
+    pub(super) fn data_bytes(&self) -> u64 {
+        u64::from(self.hot) * 4096
+    }
+
+    pub(super) fn round(
+        &self,
+        site: &Site,
+        kind: Kind,
+        round: u32,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Sample>, BenchError> {
+        if self.create == 0 {
+            return Ok(Vec::new());
+        }
+        let mut arms = [("on", format!("names={}", self.limit)), ("off", "names=off".to_owned())];
+        if round.is_multiple_of(2) {
+            arms.reverse();
+        }
+        let mut samples = Vec::new();
+        for (arm, option) in arms {
+            let site = site.with_option(option);
+            samples.extend(on_fresh(&site, kind, |target| {
+                Arm { names: self, arm, target, interrupt }.run()
+            })?);
+        }
+        let ratios = compared(&samples, "on", "off");
+        samples.extend(ratios);
+        Ok(samples)
+    }
+}
+
+struct Arm<'a> {
+    names: &'a Mounted,
+    arm: &'a str,
+    target: &'a Target<'a>,
+    interrupt: &'a Interrupt,
 }
 
 impl Arm<'_> {

@@ -8,9 +8,9 @@
 //! All of a shard is under one lock.
 //!
 //! The charges of a tenant are published when they have changed by [`BATCH`] bytes divided by the
-//! tenants with entries in the shard, by less if the limit is small, or are zero (NAMES-N6). At most
-//! `m` tenants with entries had their last change among `m` or fewer. So all `n` tenants of a shard
-//! owe at most `BATCH * (1 + 1/2 + … + 1/n)`.
+//! tenants with entries in the shard, by less if the limit is small, or are zero (NAMES-N6). At
+//! most `m` tenants with entries had their last change among `m` or fewer. So all `n` tenants of a
+//! shard owe at most `BATCH * (1 + 1/2 + … + 1/n)`.
 
 use std::sync::Arc;
 
@@ -25,12 +25,14 @@ const BATCH: u64 = 16 * super::entry::ENTRY_BYTES;
 /// Tenants without entries that a shard keeps lists for.
 const IDLE_MAX: usize = 64;
 const BUCKETS_MIN: usize = 64;
+/// Entries of a shard: half of those that a [`Head`] can name.
+pub(super) const ENTRIES_MAX: u64 = 1 << 23;
 
 /// The names of a shard.
 #[derive(Default)]
 pub(super) struct Shard {
-    /// The first entry of each bucket; a power of two.
-    heads: Vec<u32>,
+    /// Of each bucket; a power of two.
+    heads: Vec<Head>,
     slab: Slab,
     /// By the slot of the tenant's memory owner.
     tenants: Vec<Option<Box<Tenant>>>,
@@ -56,6 +58,12 @@ pub(super) struct Tenant {
     is_gone: bool,
 }
 
+/// The first entry of a bucket, in 24 bits, and a mark for the hash of each entry: most look-ups of
+/// other names need no entry's memory. Marks of entries that are gone may stay until the bucket is
+/// empty.
+#[derive(Clone, Copy)]
+struct Head(u32);
+
 /// Entries in the order of their turn.
 struct List {
     first: u32,
@@ -80,6 +88,38 @@ pub(super) struct Key<'a> {
     pub(super) dir: u64,
     pub(super) hash: u32,
     pub(super) name: &'a [u8],
+}
+
+impl Head {
+    const FIRST: u32 = (1 << 24) - 1;
+    const EMPTY: Head = Head(Head::FIRST);
+
+    fn mark(hash: u32) -> u32 {
+        // The other end of the hash finds the bucket.
+        1 << (24 + (hash >> 29))
+    }
+
+    fn first(self) -> u32 {
+        match self.0 & Head::FIRST {
+            Head::FIRST => NONE,
+            at => at,
+        }
+    }
+
+    fn may_have(self, hash: u32) -> bool {
+        self.0 & Head::mark(hash) != 0
+    }
+
+    /// With an entry before the others.
+    fn with(self, at: u32, hash: u32) -> Head {
+        debug_assert!(at < Head::FIRST, "more than ENTRIES_MAX");
+        Head((self.0 & !Head::FIRST) | Head::mark(hash) | at)
+    }
+
+    /// Where the first entry is gone, and this is the next.
+    fn without_first(self, next: u32) -> Head {
+        if next == NONE { Head::EMPTY } else { Head((self.0 & !Head::FIRST) | next) }
+    }
 }
 
 impl List {
@@ -151,8 +191,8 @@ impl Shard {
     }
 
     fn find(&self, key: Key<'_>) -> Option<u32> {
-        let bucket = self.bucket(key.hash)?;
-        let mut at = self.heads[bucket];
+        let head = self.heads[self.bucket(key.hash)?];
+        let mut at = if head.may_have(key.hash) { head.first() } else { NONE };
         while at != NONE {
             let entry = self.slab.get(at);
             if entry.is(key.dir, key.hash, key.name) {
@@ -208,8 +248,9 @@ impl Shard {
             self.hash_into((2 * self.heads.len()).max(BUCKETS_MIN));
         }
         let bucket = self.bucket(key.hash).expect("there are some");
-        let at = self.slab.add(key.dir, key.hash, self.heads[bucket], slot, key.name);
-        self.heads[bucket] = at;
+        let head = &mut self.heads[bucket];
+        let at = self.slab.add(key.dir, key.hash, head.first(), slot, key.name);
+        *head = head.with(at, key.hash);
         self.slab.get_mut(at).flags = flags;
         let tenant = self.tenants[slot.0 as usize].as_mut().expect("it has lists");
         tenant.cold.push(&mut self.slab, at);
@@ -224,13 +265,14 @@ impl Shard {
 
     /// Makes this the number of buckets.
     fn hash_into(&mut self, buckets: usize) {
-        let old = std::mem::replace(&mut self.heads, vec![NONE; buckets]);
-        for mut at in old {
+        let old = std::mem::replace(&mut self.heads, vec![Head::EMPTY; buckets]);
+        for head in old {
+            let mut at = head.first();
             while at != NONE {
                 let entry = self.slab.get_mut(at);
-                let bucket = entry.hash as usize & (buckets - 1);
-                let next = std::mem::replace(&mut entry.chain, self.heads[bucket]);
-                self.heads[bucket] = at;
+                let head = &mut self.heads[entry.hash as usize & (buckets - 1)];
+                let next = std::mem::replace(&mut entry.chain, head.first());
+                *head = head.with(at, entry.hash);
                 at = next;
             }
         }
@@ -280,11 +322,12 @@ impl Shard {
     fn leave_bucket(&mut self, at: u32, hash: u32) {
         let chain = self.slab.get(at).chain;
         let bucket = self.bucket(hash).expect("it has entries");
-        if self.heads[bucket] == at {
-            self.heads[bucket] = chain;
+        let head = &mut self.heads[bucket];
+        let mut before = head.first();
+        if before == at {
+            *head = head.without_first(chain);
             return;
         }
-        let mut before = self.heads[bucket];
         while self.slab.get(before).chain != at {
             before = self.slab.get(before).chain;
         }
@@ -530,7 +573,7 @@ impl Shard {
     pub(super) fn verify(&self) {
         let mut found = 0;
         for head in &self.heads {
-            let mut at = *head;
+            let mut at = head.first();
             while at != NONE {
                 let entry = self.slab.get(at);
                 let key = Key { dir: entry.dir, hash: entry.hash, name: entry.name() };
