@@ -155,3 +155,48 @@ fn a_mount_on_a_name_that_the_kernel_is_forgetting_stays() {
     assert!(count(&shown, "pruned") + count(&shown, "forced") > 0, "{shown}");
     site.checked();
 }
+
+/// A removal adds a name, too: paths are held back before it (PRUNE-P4).
+#[test]
+fn removals_at_the_limit_are_held_back() {
+    const LIMIT: u64 = 300;
+    let Some(site) = Site::mounted(&["-o", "names=300"]) else { return };
+    site.subvolume("a");
+    let path = |number: u64| site.path(&format!("a/{number}"));
+    for number in 0..4 * LIMIT {
+        fs::write(path(number), "").unwrap();
+    }
+    for number in 0..4 * LIMIT {
+        fs::remove_file(path(number)).unwrap();
+    }
+    let shown = names(&site);
+    assert_eq!((count(&shown, "retained"), count(&shown, "replaced")), (4 * LIMIT, 0), "{shown}");
+    assert!(shown["live"].as_u64().unwrap() <= LIMIT + 256, "NAMES-N5: {shown}");
+    site.checked();
+}
+
+/// The threads that remove names end with the mount, and with the subvolume of the names.
+#[test]
+fn an_unmount_or_a_deletion_while_names_are_removed_ends_with_no_name() {
+    let options = ["-o", "names=300"];
+    let Some(site) = Site::mounted(&options) else { return };
+    let fill = || {
+        site.subvolume("a");
+        for number in 0..600 {
+            assert!(fs::metadata(site.path(&format!("a/{number}"))).is_err());
+        }
+    };
+    for _ in 0..3 {
+        fill();
+        site.delete("a");
+        let shown = names(&site);
+        let rows = shown["tenants"].as_array().unwrap();
+        assert!(rows.iter().all(|row| row["path"] != "a"), "{shown}");
+        fill();
+        site.unmount();
+        site.mount(&options);
+        assert_eq!(names(&site)["live"], 0);
+        site.delete("a");
+    }
+    site.checked();
+}

@@ -350,7 +350,7 @@ impl AbsentNames {
     pub fn drop_unwanted(&self, most: usize) -> bool {
         let each = most.div_ceil(SHARDS);
         let drop_of = |shard: &Apart| shard.0.lock().drop_unwanted(each, &self.scarce);
-        self.shards.iter().fold(false, |more, shard| drop_of(shard) || more)
+        self.shards.iter().filter(|shard| drop_of(shard)).count() > 0
     }
 
     /// An answer for this subvolume was delayed.
