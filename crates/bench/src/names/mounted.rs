@@ -110,7 +110,7 @@ impl Arm<'_> {
         }
         let below = self.each(&rogue, "below", self.names.limit / 3)?;
         samples.extend(self.told("below", &below));
-        let alone = self.neighbour(&hot, ALONE, &AtomicBool::new(false))?;
+        let alone = neighbour(self.interrupt, &hot, count, ALONE, &AtomicBool::new(false))?;
         let made_before = self.count("hot", "created")?;
         let (created, beside, most) = self.create(&hot, &rogue)?;
         let missed = self.count("hot", "created")? - made_before;
@@ -147,30 +147,14 @@ impl Arm<'_> {
         each(self.interrupt, dir, prefix, count)
     }
 
-    /// Looks hot names up in turn, for some time or until it `ends`.
-    fn neighbour(
-        &self,
-        hot: &Path,
-        time: Duration,
-        ends: &AtomicBool,
-    ) -> Result<Measured, BenchError> {
-        let count = u64::from(self.names.hot);
-        let mut meter = Meter::start(Bounds { ops: u64::MAX, time }, self.interrupt);
-        while !ends.load(Ordering::Relaxed) && meter.go_on(0) {
-            let began = Instant::now();
-            look(&hot.join(format!("no{}", meter.ops() % count)))?;
-            meter.done(began);
-            std::thread::sleep(PAUSE);
-        }
-        meter.end()
-    }
-
     /// The rates of the rogue and of its neighbour, and the most names that there were.
     fn create(&self, hot: &Path, rogue: &Path) -> Result<(Measured, Measured, u64), BenchError> {
         let (ends, interrupt) = (AtomicBool::new(false), self.interrupt);
+        let count = u64::from(self.names.hot);
         let new = self.names.create;
         std::thread::scope(|threads| {
-            let neighbour = threads.spawn(|| self.neighbour(hot, Duration::MAX, &ends));
+            let neighbour =
+                threads.spawn(|| neighbour(interrupt, hot, count, Duration::MAX, &ends));
             let created = threads.spawn(|| {
                 let created = each(interrupt, rogue, "none", new);
                 ends.store(true, Ordering::Relaxed);
@@ -217,6 +201,24 @@ impl Arm<'_> {
 
 fn event(row: &Value, name: &str) -> u64 {
     row["events"][name].as_u64().unwrap_or(0)
+}
+
+/// Looks `count` hot names up in turn, for some time or until it `ends`.
+fn neighbour(
+    interrupt: &Interrupt,
+    hot: &Path,
+    count: u64,
+    time: Duration,
+    ends: &AtomicBool,
+) -> Result<Measured, BenchError> {
+    let mut meter = Meter::start(Bounds { ops: u64::MAX, time }, interrupt);
+    while !ends.load(Ordering::Relaxed) && meter.go_on(0) {
+        let began = Instant::now();
+        look(&hot.join(format!("no{}", meter.ops() % count)))?;
+        meter.done(began);
+        std::thread::sleep(PAUSE);
+    }
+    meter.end()
 }
 
 /// Looks up names with numbers up to `count`.
