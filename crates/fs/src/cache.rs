@@ -20,8 +20,8 @@
 //!           protected ones up to a quarter of it.
 //!
 //! CACHE-C5  Before an inode of a group at its `max` or `high` comes, the shard lets others of that
-//!           group go. If it finds none, the inode comes all the same, since a request needs it
-//!           (`forced`).
+//!           group go (ATLIMIT-A1). If it finds none, the inode comes all the same, since a request
+//!           needs it (`forced`).
 //!
 //! The front end may hold any number of nodes. `held` counts them, and finds some to release when
 //! they are too many (docs/memory.md, LOOKUP-L1 to LOOKUP-L3).
@@ -34,11 +34,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use copyhold_memory::{
-    Carry, Cause, Event, INODE_BYTES, LOOKUP_BYTES, Limit, Look, LookupCharge, Memory, MemoryClass,
-    MemoryOwner, OwnerLists, Slot,
+    AtLimit, Carry, Cause, Event, INODE_BYTES, LOOKUP_BYTES, Look, LookupCharge, Memory,
+    MemoryClass, MemoryOwner, Need, OwnerLists, Slot,
 };
 use copyhold_runtime::{FifoMutex, FifoMutexGuard};
-use copyhold_sync::{Mutex, of};
+use copyhold_sync::{Mutex, MutexGuard, of};
 use copyhold_types::{InodeNo, SubvolId, Txg};
 use rustc_hash::FxHashMap;
 
@@ -63,6 +63,8 @@ pub(crate) struct InodeCache {
     crowded: AtomicBool,
 }
 
+type Guard<'a> = MutexGuard<'a, ShardMap>;
+
 #[derive(Default)]
 struct Shard {
     /// Held while an inode of this shard is read from the table.
@@ -83,6 +85,7 @@ struct ShardMap {
     queues: Queues,
     /// With fewer inodes it is in vain to search for some that may leave: the last search was.
     search_from: usize,
+    at_limit: AtLimit,
     evicted_txg: Option<Txg>,
 }
 
@@ -166,8 +169,15 @@ impl InodeCache {
     }
 
     fn put(&self, inode: InodeRef) -> Option<InodeRef> {
-        let mut map = self.shard(inode.node).map.lock();
-        map.fit_limits(&self.memory, inode.owner());
+        let memory = &self.memory;
+        let needs_picture = |map: &Guard<'_>| {
+            let walks = map.is_full(self.per_shard_max);
+            (walks && !memory.shows(&map.queues.owners()))
+                || map.at_limit.needs_picture(memory, inode.owner(), INODE_BYTES)
+        };
+        let shard = self.shard(inode.node);
+        let mut map = memory.lock_with_picture(|| shard.map.lock(), needs_picture);
+        map.fit_limits(memory, inode.owner());
         map.make_room(&self.memory, self.per_shard_max);
         let before = map.put(inode);
         drop(map);
@@ -273,8 +283,10 @@ impl InodeCache {
 
     /// Lets inodes of a group go in one shard ([`Memory::reclaim_below`]); how many bytes.
     pub(crate) fn reclaim_in(&self, shard: usize, group: &MemoryOwner, bytes: u64) -> u64 {
-        let mut map = self.shards[shard].map.lock();
-        self.memory.reclaim_below(group.slot(), &mut *map, bytes, Cause::Order)
+        let needs_picture = |map: &Guard<'_>| !self.memory.shows(&map.queues.owners());
+        let shard = &self.shards[shard].map;
+        let mut map = self.memory.lock_with_picture(|| shard.lock(), needs_picture);
+        self.memory.reclaim_below(group, &mut *map, bytes, Cause::Order)
     }
 
     /// The inodes in memory of one subvolume. Goes through all others, unless there is none but its
@@ -422,11 +434,16 @@ impl ShardMap {
         });
     }
 
+    /// Whether inodes have to leave, and a search was not in vain of late.
+    fn is_full(&self, max: usize) -> bool {
+        self.cached >= max && self.cached >= self.search_from
+    }
+
     /// Lets clean inodes go if there are `max` (CACHE-C4).
     fn make_room(&mut self, memory: &Memory, max: usize) {
         if self.cached < max {
             self.search_from = max;
-        } else if self.cached >= self.search_from {
+        } else if self.is_full(max) {
             let wanted = (self.cached + 1 - max).max(max / BATCH);
             memory.reclaim(self, wanted as u64 * INODE_BYTES, Cause::Request);
             // Promises of memory do not make the class larger without a bound.
@@ -441,12 +458,12 @@ impl ShardMap {
 
     /// Lets inodes of a group go that is at a limit (CACHE-C5).
     fn fit_limits(&mut self, memory: &Memory, owner: &MemoryOwner) {
-        let Some(at) = owner.over_any_limit(INODE_BYTES) else { return };
-        at.group.count(at.limit.event());
-        let freed = memory.reclaim_below(at.group.slot(), self, at.need, Cause::Request);
-        if at.limit == Limit::Max && freed < at.over {
+        let need = Need { bytes: INODE_BYTES, at_least: 0, is_forced: true };
+        let mut at_limit = std::mem::take(&mut self.at_limit);
+        if !at_limit.make_room(memory, self, owner, need) {
             owner.count(Event::Forced);
         }
+        self.at_limit = at_limit;
     }
 
     /// Lets an inode go if nothing needs it.
@@ -475,6 +492,10 @@ impl ShardMap {
 impl OwnerLists for ShardMap {
     fn owners(&self) -> Vec<Slot> {
         self.queues.owners()
+    }
+
+    fn count(&self) -> usize {
+        self.queues.count()
     }
 
     fn size(&self, owner: Slot) -> u64 {

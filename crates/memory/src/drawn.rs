@@ -8,23 +8,25 @@
 //!           claimed when the picture was drawn.
 //!
 //! DRAWN-P1  The usage of each list of a walk is that of now, and is part of that of all groups
-//!           above. The others' is older: by changes below 64 KiB for each class, and by less than
-//!           [`LOOK_BYTES`] of reported steps for each owner; a step counts once, however large
-//!           the change was that passed it.
+//!           above. The others' is older: by less than 64 KiB for each class of an owner, and by
+//!           [`LOOK_BYTES`] for each group in sum over all steps of 64 KiB that counters passed.
 //! DRAWN-P2  A picture ends when a limit or the rule of protections changes, a group with usage
 //!           moves, or a walk has a list of an owner that is not in it.
+//! DRAWN-P3  A walk below a group looks for its lists among those of the group, or among those
+//!           where it walks, whichever are fewer.
 //!
 //! So a look at an owner is paid for by [`LOOK_BYTES`] that came or went, or by a change of limits.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 
 use crate::ledger::{STEP, Stamp};
 use crate::picture::Picture;
 use crate::place::Slot;
 use crate::protection::{GroupUse, Promise, claim};
 
-/// Bytes that come or go, for each look at an owner for a new picture.
-const LOOK_BYTES: u64 = 4096;
+/// Bytes that come or go, for each look at a list or an owner.
+pub(crate) const LOOK_BYTES: u64 = 4096;
 
 /// The picture, and all that finds a part of it.
 #[derive(Debug, Default)]
@@ -32,6 +34,8 @@ pub(crate) struct Drawn {
     picture: Picture,
     /// The place of each owner's list, and the serial number of the owner.
     places: HashMap<Slot, (usize, u64)>,
+    /// The place behind all of a group.
+    ends: Vec<usize>,
     /// The sum of what the children of a group claim.
     claimed: Vec<Promise>,
     /// The state of the ledger when it was drawn.
@@ -56,29 +60,54 @@ impl Drawn {
         let places = lists.filter_map(|(at, slot)| Some((slot, (at, *serials.get(&slot)?))));
         let places = places.collect();
         let mut claimed = vec![Promise::default(); picture.groups.len()];
-        for group in &picture.groups {
+        let mut ends: Vec<usize> = (1..=picture.groups.len()).collect();
+        for (at, group) in picture.groups.iter().enumerate().rev() {
             if let Some(parent) = group.parent {
                 claimed[parent].add(claim(group));
+                ends[parent] = ends[parent].max(ends[at]);
             }
         }
-        Drawn { picture, places, claimed, stamp, count: 0 }
+        Drawn { picture, places, ends, claimed, stamp, count: 0 }
     }
 
-    /// Whether it serves walks of these lists, with a ledger of this stamp (DRAWN-P1, DRAWN-P2).
-    pub(crate) fn serves(&self, lists: &[ListUse], now: Stamp) -> bool {
+    /// Whether it lasts, with a ledger of this stamp (DRAWN-P1, DRAWN-P2).
+    pub(crate) fn lasts(&self, now: Stamp) -> bool {
         let moved = now.steps.wrapping_sub(self.stamp.steps).saturating_mul(STEP as u64);
         let lasts = LOOK_BYTES * self.picture.groups.len() as u64;
-        let is_there = |list: &ListUse| self.place(list).is_some();
-        now.changes == self.stamp.changes && moved <= lasts && lists.iter().all(is_there)
+        now.changes == self.stamp.changes && moved <= lasts
+    }
+
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> u64 {
+        self.count
     }
 
     pub(crate) fn replace(&mut self, new: Drawn) {
         *self = Drawn { count: self.count + 1, ..new };
     }
 
-    fn place(&self, list: &ListUse) -> Option<usize> {
+    pub(crate) fn place(&self, list: &ListUse) -> Option<usize> {
         let (at, serial) = *self.places.get(&list.slot)?;
         (serial == list.serial).then_some(at)
+    }
+
+    /// The places of a group, and of all that it holds.
+    pub(crate) fn places_below(&self, group: &ListUse) -> Range<usize> {
+        let Some(list) = self.place(group) else { return 0..0 };
+        let is_alone = self.picture.limited[list] == Some(group.slot);
+        // MEMGROUP-T1.
+        let at = if is_alone { Some(list) } else { self.picture.groups[list].parent };
+        at.map_or(0..0, |at| at..self.ends[at])
+    }
+
+    /// The owners of the lists at these places.
+    pub(crate) fn slots(&self, places: Range<usize>) -> impl Iterator<Item = Slot> {
+        self.picture.lists[places].iter().flatten().copied()
+    }
+
+    /// Whether the list of an owner is at one of these places.
+    pub(crate) fn is_at(&self, slot: Slot, places: &Range<usize>) -> bool {
+        self.places.get(&slot).is_some_and(|(at, _)| places.contains(at))
     }
 
     /// The part with these lists.

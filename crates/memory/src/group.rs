@@ -15,7 +15,6 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::drawn::{Drawn, ListUse};
 use crate::owner::{Memory, MemoryClass, MemoryOwner};
 use crate::picture::Picture;
 use crate::place::{GroupLimits, Place, Slot};
@@ -63,25 +62,6 @@ impl Memory {
     /// All groups with some usage.
     pub fn picture(&self) -> Picture {
         self.draw(MemoryOwner::usage, MemoryOwner::note_peak)
-    }
-
-    /// The groups with lists of these owners, and all above them, with claims of the others from a
-    /// picture that walks share.
-    pub(crate) fn picture_with(&self, lists: &[Slot]) -> Picture {
-        let look = |slot: &Slot| {
-            let owner = self.owner(*slot)?;
-            Some(ListUse { slot: *slot, serial: owner.serial(), usage: owner.usage() })
-        };
-        let lists: Vec<ListUse> = lists.iter().filter_map(look).collect();
-        let stamp = self.ledger().stamp();
-        let serves = self.drawn().lock().serves(&lists, stamp);
-        let new = (!serves).then(|| {
-            let serials = self.owners().iter().map(|of| (of.slot(), of.serial())).collect();
-            Drawn::new(self.picture(), &serials, stamp)
-        });
-        let mut drawn = self.drawn().lock();
-        new.into_iter().for_each(|new| drawn.replace(new));
-        drawn.part(&lists)
     }
 
     /// All groups with some usage of a class, which is the usage here.

@@ -116,9 +116,9 @@ pub(crate) struct Sum {
 }
 
 impl Ledger {
-    /// A counter has passed a multiple of a step. Whether there are limits.
-    pub(crate) fn count_step(&self) -> bool {
-        self.steps.fetch_add(1, Relaxed);
+    /// A counter has passed so many multiples of a step. Whether there are limits.
+    pub(crate) fn count_steps(&self, steps: u64) -> bool {
+        self.steps.fetch_add(steps, Relaxed);
         self.limits() > 0
     }
 
@@ -157,8 +157,16 @@ impl Ledger {
     pub(crate) fn end(&self, slot: Slot, above: &dyn Fn() -> Vec<Slot>) {
         self.with(above, |sums, above| {
             let Sum { all, .. } = std::mem::take(sums.of(slot));
-            above.iter().for_each(|group| sums.of(*group).all -= all);
+            above.iter().for_each(|group| _ = sums.of(*group).add(-all));
         });
+    }
+}
+
+impl Sum {
+    /// A circle of holders counts its own sums, and more with each move (HELD-T1).
+    pub(crate) fn add(&mut self, more: i64) -> i64 {
+        self.all = self.all.wrapping_add(more);
+        self.all
     }
 }
 

@@ -12,7 +12,10 @@
 
 #![forbid(unsafe_code)]
 
+mod at_limit;
+mod brake;
 mod delay;
+mod drawing;
 mod drawn;
 mod events;
 mod figures;
@@ -23,6 +26,7 @@ mod limit;
 mod over;
 mod own;
 mod owner;
+mod parts;
 mod picture;
 mod place;
 mod pressure;
@@ -36,18 +40,21 @@ mod stall;
 mod tree;
 mod walk;
 
+pub use at_limit::{AtLimit, Need};
+pub use brake::Brake;
 pub use delay::{OwedDelay, delay_above_high};
 pub use events::{Counts, Event, Stat};
 pub use figures::{Figures, Survey};
 pub use fit::LimitsError;
 pub use limit::{Limit, OverLimit};
 pub use owner::{LookupCharge, Memory, MemoryCharge, MemoryClass, MemoryOwner};
+pub use parts::fit_parts;
 pub use picture::Picture;
 pub use place::{GroupLimits, Slot};
 pub use pressure::Pressure;
 pub use protection::{GroupUse, Promise, protections};
 pub use reclaim::{Lists, Reclaimed, reclaim};
-pub use rings::{AsIs, Entry, Evicted, Kind as RingKind, Rings, fit_parts};
+pub use rings::{AsIs, Entry, Evicted, Kind as RingKind, Rings};
 pub use scan::{Arm, Carry, Look, Pass, Scan};
 pub use scarce::{Parts, Room, Scarce};
 pub use shares::{AvailableMemory, INODE_BYTES, LOOKUP_BYTES, NAME_BYTES, Shares, SharesError};

@@ -6,11 +6,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::events::Event;
-use crate::ledger::STEP;
 use crate::owner::MemoryOwner;
-
-/// A group at a limit frees one in so many of its bytes at once, a step at most.
-const BATCH: u64 = 16;
 
 /// A limit of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,8 +24,6 @@ pub struct OverLimit {
     pub limit: Limit,
     /// By so many bytes.
     pub over: u64,
-    /// The bytes to free: more than these, so that not each request has to free some.
-    pub need: u64,
 }
 
 impl Limit {
@@ -62,8 +56,7 @@ impl MemoryOwner {
             let all = all.max(0) as u64 + more;
             let most = group.limit(limit);
             let over = all.checked_sub(most).filter(|over| *over > 0)?;
-            let need = over.max((most / BATCH).min(STEP as u64));
-            Some(OverLimit { group, limit, over, need })
+            Some(OverLimit { group, limit, over })
         })
     }
 
@@ -94,10 +87,10 @@ impl MemoryOwner {
         nearest.saturating_sub(all.max(0) as u64)
     }
 
-    /// A counter has passed a multiple of [`STEP`]. One that goes to and fro there is no reason for
-    /// a report.
-    pub(crate) fn has_passed_step(&self, usage: u64) {
-        if self.ledger().count_step() && self.judged().is_old(usage) {
+    /// A counter has passed so many multiples of a step. One that goes to and fro there is no
+    /// reason for a report.
+    pub(crate) fn has_passed_steps(&self, steps: u64, usage: u64) {
+        if self.ledger().count_steps(steps) && self.judged().is_old(usage) {
             self.report();
         }
     }
@@ -109,11 +102,7 @@ impl MemoryOwner {
             let own = self.usage() as i64;
             let more = own - std::mem::replace(&mut sums.of(self.slot()).own, own);
             let up = std::iter::once(self).chain(above);
-            let add = |group: &MemoryOwner| {
-                let all = &mut sums.of(group.slot()).all;
-                *all += more;
-                (group.clone(), *all)
-            };
+            let add = |group: &MemoryOwner| (group.clone(), sums.of(group.slot()).add(more));
             let chain: Vec<(MemoryOwner, i64)> = up.map(add).collect();
             let room = chain.iter().map(|(group, all)| group.room(*all)).min();
             self.judged().store(own, room.unwrap_or(0), limits);
@@ -127,7 +116,7 @@ impl MemoryOwner {
         let _moving = ledger.moving.lock();
         let all = ledger.with(&|| self.above(), |sums, above| {
             let all = sums.of(self.slot()).all;
-            above.iter().for_each(|group| sums.of(group.slot()).all -= all);
+            above.iter().for_each(|group| _ = sums.of(group.slot()).add(-all));
             // Reports that have found the groups above look again.
             ledger.moves.fetch_add(1, Relaxed);
             set();
@@ -135,7 +124,7 @@ impl MemoryOwner {
         });
         let holds_others = self.place().has_held.load(Relaxed);
         ledger.with(&|| self.above(), |sums, above| {
-            above.iter().for_each(|group| sums.of(group.slot()).all += all);
+            above.iter().for_each(|group| _ = sums.of(group.slot()).add(all));
             // LEDGER-L2.
             match ledger.limits() {
                 0 => {}
@@ -154,6 +143,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ledger::STEP;
     use crate::{GroupLimits, Memory, MemoryClass};
 
     fn max(max: u64) -> GroupLimits {
@@ -172,10 +162,7 @@ mod tests {
         assert_eq!(two.over_limit(Limit::Max, 0), None);
         assert!(!two.is_near_limit());
         let more = two.charge(MemoryClass::Dirty, 500 << 10);
-        let over = |over: u64| {
-            let need = over.max(64 << 10);
-            OverLimit { group: top.clone(), limit: Limit::Max, over, need }
-        };
+        let over = |over: u64| OverLimit { group: top.clone(), limit: Limit::Max, over };
         assert_eq!(two.over_limit(Limit::Max, 0), Some(over(76 << 10)));
         assert_eq!(one.over_limit(Limit::Max, 5), None, "LEDGER-L2: its last report was before");
         charge.change(64 << 10);

@@ -330,10 +330,11 @@ impl MemoryOwner {
     pub fn add(&self, class: MemoryClass, bytes: i64) {
         let before = self.0.charged.0[class as usize].fetch_add(bytes, Relaxed);
         // CHARGE-C3.
-        if (before ^ before.wrapping_add(bytes)) & !(STEP - 1) != 0 {
+        let steps = (before.wrapping_add(bytes) / STEP).abs_diff(before / STEP);
+        if steps > 0 {
             let usage = self.usage();
             self.note_peak(usage);
-            self.has_passed_step(usage);
+            self.has_passed_steps(steps, usage);
         }
     }
 

@@ -1,7 +1,8 @@
 //! Reclaim: which lists are looked at, and how much of each, until enough is free.
 //!
 //! ```text
-//!   pass 1  keeps low:  for a 4096th of each list, then twice as much, … , then all
+//!   pass 1  keeps low:  as small a part of each list as may be enough, a 4096th at least;
+//!             then twice as much, … , then all
 //!             each list in turn gives its part; enough is free: done
 //!   pass 2  keeps min:  the same, if nothing came free and low was a reason
 //! ```
@@ -14,16 +15,18 @@
 //!             objects in use are not made up for by all lists at once. If others had less to
 //!             give, the lists that stopped go on.
 
-use crate::protection::{GroupUse, protections};
+use std::borrow::Cow;
+
+use crate::protection::{GroupUse, Promise, protections};
 use crate::scan::{Arm, Carry, Look, Pass, part};
 
-/// A first round looks at one in so many bytes, as a power of two.
+/// A round looks at one in so many bytes at least, as a power of two.
 const GENTLEST: u32 = 12;
 
 /// The lists of the groups of a walk.
 pub trait Lists {
     /// The groups with their usage now, the root first, parents before their children.
-    fn groups(&self) -> Vec<GroupUse>;
+    fn groups(&self) -> Cow<'_, [GroupUse]>;
 
     /// Bytes in the list of a group; groups that have children may have none.
     fn size(&self, group: usize) -> u64;
@@ -47,6 +50,9 @@ pub struct Reclaimed {
 /// Frees `need` bytes, if that is possible.
 pub fn reclaim(lists: &mut dyn Lists, need: u64, arm: Arm) -> Reclaimed {
     let mut done = Reclaimed::default();
+    if need == 0 {
+        return done;
+    }
     let skipped = pass(lists, need, arm, Pass::KeepsLow, &mut done);
     if done.freed < need && skipped {
         pass(lists, need, arm, Pass::KeepsMin, &mut done);
@@ -56,29 +62,45 @@ pub fn reclaim(lists: &mut dyn Lists, need: u64, arm: Arm) -> Reclaimed {
 
 /// Whether `low` was a reason to leave something.
 fn pass(lists: &mut dyn Lists, need: u64, arm: Arm, pass: Pass, done: &mut Reclaimed) -> bool {
-    let mut skipped = false;
-    for priority in (0..=GENTLEST).rev() {
-        let groups = lists.groups();
-        let given = protections(&groups);
-        let mut turns = Vec::new();
-        for (at, (group, given)) in groups.iter().zip(given).enumerate() {
-            let size = lists.size(at);
-            if size == 0 {
-                continue;
-            }
-            let scan = arm.scan(size, group.usage, given, pass);
-            skipped |= scan.low_skipped;
-            if scan.bytes > 0 {
-                let breaks_low = pass == Pass::KeepsMin && group.usage <= given.low;
-                turns.push(Turn::new(lists, at, scan.bytes, priority, breaks_low));
-            }
-        }
+    let (mut skipped, mut next) = (false, None);
+    loop {
+        let mut turns = turns(lists, arm, pass, &mut skipped);
+        let sum = turns.iter().map(|turn| turn.part).sum();
+        let priority = next.unwrap_or_else(|| first_round(sum, need.saturating_sub(done.freed)));
+        turns.iter_mut().for_each(|turn| turn.begin(lists, priority));
         take_turns(lists, turns, need, done);
-        if done.freed >= need {
-            break;
+        if done.freed >= need || priority == 0 {
+            return skipped;
         }
+        next = Some(priority - 1);
     }
-    skipped
+}
+
+/// The lists that have something to give in this pass.
+fn turns(lists: &dyn Lists, arm: Arm, pass: Pass, skipped: &mut bool) -> Vec<Turn> {
+    let groups = lists.groups();
+    let given = protections(&groups);
+    let turn = |(list, (group, given)): (usize, (&GroupUse, Promise))| {
+        let size = lists.size(list);
+        if size == 0 {
+            return None;
+        }
+        let scan = arm.scan(size, group.usage, given, pass);
+        *skipped |= scan.low_skipped;
+        let breaks_low = pass == Pass::KeepsMin && group.usage <= given.low;
+        (scan.bytes > 0).then(|| Turn::new(list, scan.bytes, breaks_low))
+    };
+    groups.iter().zip(given).enumerate().filter_map(turn).collect()
+}
+
+/// The bytes of all lists that the last pass looks at: it frees them, if none is in use.
+pub(crate) fn within_reach(lists: &dyn Lists, arm: Arm) -> u64 {
+    turns(lists, arm, Pass::KeepsMin, &mut false).iter().map(|turn| turn.part).sum()
+}
+
+/// The gentlest round that looks at as many bytes as are needed.
+fn first_round(sum: u64, need: u64) -> u32 {
+    (0..=GENTLEST).rev().find(|priority| sum >> priority >= need >> 1).unwrap_or(0)
 }
 
 /// A list in a round.
@@ -96,11 +118,15 @@ struct Turn {
 }
 
 impl Turn {
-    fn new(lists: &mut dyn Lists, list: usize, part: u64, priority: u32, breaks_low: bool) -> Turn {
-        let over = priority == 0;
+    fn new(list: usize, part: u64, breaks_low: bool) -> Turn {
+        Turn { list, part, left: 0, enough: 0, over: false, breaks_low }
+    }
+
+    fn begin(&mut self, lists: &mut dyn Lists, priority: u32) {
+        self.over = priority == 0;
+        let credit = lists.carry(self.list).add(self.part, priority);
         // One that was looked at too much before has an object to give all the same (RECLAIM-R2).
-        let left = lists.carry(list).add(part, priority).max(u64::from(over));
-        Turn { list, part, left, enough: 0, over, breaks_low }
+        self.left = credit.max(u64::from(self.over));
     }
 
     /// Whether the list can go on.
@@ -142,7 +168,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::protection::Promise;
 
     const MIB: u64 = 1 << 20;
     const PAGE: u64 = 4096;
@@ -187,7 +212,7 @@ mod tests {
     }
 
     impl Lists for Pages {
-        fn groups(&self) -> Vec<GroupUse> {
+        fn groups(&self) -> Cow<'_, [GroupUse]> {
             let mut groups = self.groups.clone();
             for (at, group) in groups.iter_mut().enumerate() {
                 group.usage = self.pages[at] + self.pinned[at];
@@ -196,7 +221,7 @@ mod tests {
                 let (usage, parent) = (groups[at].usage, groups[at].parent.unwrap());
                 groups[parent].usage += usage;
             }
-            groups
+            Cow::Owned(groups)
         }
 
         fn size(&self, group: usize) -> u64 {

@@ -18,10 +18,13 @@
 //!           eighth as often as the cold one. So a scan of any length leaves hot objects that are
 //!           used once while it passes through several times their bytes; and objects that are not
 //!           used any more make place for others.
-//! RINGS-N4  A walk in vain, for which protections left too little to look at, is not repeated
-//!           before as many bytes were refused as a walk frees, or a limit has changed.
-//! RINGS-N5  An object of a group at its `max` is kept if the lists of that group give as much; for
-//!           a group above its `high`, they give what they can.
+//! RINGS-N4  After a walk in vain, for which protections left too little to look at, there is a
+//!           pause (BRAKE-B1).
+//! RINGS-N5  An object of a group at its `max` is kept if the lists of that group give as much, or
+//!           else none is evicted; above `high`, as many as there are, up to a batch
+//!           (ATLIMIT-A1, ATLIMIT-A2).
+//! RINGS-N6  A picture of the groups is drawn without the lock, unless an owner gets its first list
+//!           meanwhile.
 
 use std::collections::btree_map::Entry::{Occupied, Vacant};
 use std::collections::{BTreeMap, HashMap};
@@ -29,15 +32,12 @@ use std::hash::{BuildHasherDefault, Hash, Hasher};
 
 use slab::Slab;
 
+use crate::brake::batch;
 use crate::{
-    Carry, Cause, Event, Limit, Look, Memory, MemoryCharge, MemoryClass, MemoryOwner, OverLimit,
-    OwnerLists, Slot as OwnerSlot,
+    AtLimit, Brake, Carry, Cause, Event, Look, Memory, MemoryCharge, MemoryClass, MemoryOwner,
+    Need, OwnerLists, Slot as OwnerSlot,
 };
 
-/// A full map evicts one in so many of its bytes at once;
-const BATCH: usize = 64;
-/// but so many bytes at least, or one in so many.
-const BATCH_LEAST: (usize, usize) = (128 << 10, 16);
 /// The hot ring is looked at once for so many looks at the cold one.
 const AGE: u32 = 8;
 
@@ -78,16 +78,9 @@ pub struct Rings<K, V> {
     bytes: usize,
     bytes_max: usize,
     evictions: u64,
-    vain: Option<Vain>,
-}
-
-/// After a walk in vain (RINGS-N4).
-#[derive(Debug)]
-struct Vain {
-    /// Bytes that found no room since.
-    refused: usize,
-    /// Changes of limits then.
-    changes: u64,
+    /// RINGS-N4.
+    brake: Option<Brake>,
+    at_limit: AtLimit,
 }
 
 /// An object in the map, or removed from it.
@@ -126,20 +119,6 @@ struct Ring {
 #[must_use = "it is dropped without the lock"]
 pub struct Evicted<K, V>(Vec<Entry<K, V>>);
 
-/// Divides the bound of a cache among its `parts`, as far as protections allow: a part that keeps
-/// more takes room from the others. `fit` gives a part a bound, and returns the one that it keeps.
-/// Returns the sum.
-pub fn fit_parts(parts: usize, bytes_max: usize, fit: impl Fn(usize, usize) -> usize) -> usize {
-    let mut kept: Vec<usize> = (0..parts).map(|part| fit(part, bytes_max / parts)).collect();
-    for part in 0..parts {
-        let over = kept.iter().sum::<usize>().saturating_sub(bytes_max);
-        if over > 0 {
-            kept[part] = fit(part, kept[part].saturating_sub(over.div_ceil(parts - part)));
-        }
-    }
-    kept.iter().sum()
-}
-
 impl<K, V> Evicted<K, V> {
     pub fn bytes(&self) -> usize {
         self.0.iter().map(|entry| entry.charge.bytes() as usize).sum()
@@ -159,7 +138,8 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
             bytes: 0,
             bytes_max: 0,
             evictions: 0,
-            vain: None,
+            brake: None,
+            at_limit: AtLimit::default(),
         }
     }
 
@@ -178,6 +158,10 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
 
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    pub fn bytes_max(&self) -> usize {
+        self.bytes_max
     }
 
     /// Whether `bytes` more need no eviction.
@@ -205,7 +189,7 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         self.bytes_max = bytes_max;
         let mut evicted = Evicted(Vec::new());
         while self.bytes > bytes_max {
-            let need = (self.bytes - bytes_max).max(bytes_max / BATCH) as u64;
+            let need = ((self.bytes - bytes_max) as u64).max(self.batch());
             memory.reclaim_anyway(&mut Walk::new(self, &mut evicted), need);
         }
         evicted
@@ -214,7 +198,7 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
     /// A new bound, as far as protections allow. Returns the bound that is kept now.
     pub fn fit_bytes_max(&mut self, memory: &Memory, bytes_max: usize) -> (usize, Evicted<K, V>) {
         let mut evicted = Evicted(Vec::new());
-        (self.bytes_max, self.vain) = (bytes_max, None);
+        (self.bytes_max, self.brake) = (bytes_max, None);
         self.make_room(memory, 0, &mut evicted);
         self.bytes_max = bytes_max.max(self.bytes);
         (self.bytes_max, evicted)
@@ -317,9 +301,22 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         entry
     }
 
+    /// The owners with lists.
+    pub fn owners(&self) -> Vec<OwnerSlot> {
+        self.lists.keys().copied().collect()
+    }
+
+    /// Whether an insertion has to look at groups of which there is no picture (RINGS-N6).
+    pub fn needs_picture(&self, memory: &Memory, bytes: usize, owner: &MemoryOwner) -> bool {
+        let holds = |brake: &Brake| brake.holds(memory, bytes as u64);
+        let walks = !self.has_room(bytes) && !self.brake.as_ref().is_some_and(holds);
+        (walks && !memory.shows(&self.owners()))
+            || self.at_limit.needs_picture(memory, owner, bytes as u64)
+    }
+
     /// Evicts `bytes` of a group and of all that it holds, if there are as many
     /// ([`Memory::reclaim_below`]).
-    pub fn reclaim(&mut self, memory: &Memory, group: OwnerSlot, bytes: u64) -> Evicted<K, V> {
+    pub fn reclaim(&mut self, memory: &Memory, group: &MemoryOwner, bytes: u64) -> Evicted<K, V> {
         let mut evicted = Evicted(Vec::new());
         let mut walk = Walk::new(self, &mut evicted);
         memory.reclaim_below(group, &mut walk, bytes, Cause::Order);
@@ -334,43 +331,34 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         owner: &MemoryOwner,
         evicted: &mut Evicted<K, V>,
     ) -> bool {
-        let Some(OverLimit { group, limit, over, need }) = owner.over_any_limit(bytes as u64)
-        else {
-            return true;
-        };
-        group.count(limit.event());
-        let mut walk = Walk::new(self, evicted);
-        let freed = memory.reclaim_below(group.slot(), &mut walk, need, Cause::Request);
-        limit == Limit::High || freed >= over
+        let at_least = (self.bytes + bytes).saturating_sub(self.bytes_max) as u64;
+        let need = Need { bytes: bytes as u64, at_least, is_forced: false };
+        let mut at_limit = std::mem::take(&mut self.at_limit);
+        let fits = at_limit.make_room(memory, &mut Walk::new(self, evicted), owner, need);
+        self.at_limit = at_limit;
+        fits
     }
 
     /// Evicts, so that `bytes` more keep the bound if that is possible.
     fn make_room(&mut self, memory: &Memory, bytes: usize, evicted: &mut Evicted<K, V>) {
-        let over = (self.bytes + bytes).saturating_sub(self.bytes_max);
-        if over == 0 || self.is_in_vain(memory, bytes) {
+        let over = (self.bytes + bytes).saturating_sub(self.bytes_max) as u64;
+        if over == 0 {
             return;
         }
-        let need = over.max(self.batch()) as u64;
+        if let Some(brake) = self.brake.as_mut().filter(|of| of.holds(memory, bytes as u64)) {
+            return brake.count(bytes as u64);
+        }
+        let (need, lists) = (over.max(self.batch()), self.lists.len());
         let mut walk = Walk::new(self, evicted);
         let freed = memory.reclaim(&mut walk, need, Cause::Request);
         // Objects that were in use lost their marks: the next walk finds them.
-        let is_vain = freed < over as u64 && walk.seen < over as u64;
-        self.vain = is_vain.then(|| Vain { refused: 0, changes: memory.changes() });
+        let is_vain = freed < over && walk.seen < over;
+        self.brake = is_vain.then(|| Brake::new(memory, self.bytes_max as u64, lists));
     }
 
     /// Bytes that a walk frees at least.
-    fn batch(&self) -> usize {
-        let (bytes, part) = BATCH_LEAST;
-        (self.bytes_max / BATCH).max(bytes.min(self.bytes_max / part))
-    }
-
-    /// RINGS-N4.
-    fn is_in_vain(&mut self, memory: &Memory, bytes: usize) -> bool {
-        let batch = self.batch();
-        self.vain.as_mut().is_some_and(|vain| {
-            vain.refused += bytes;
-            vain.refused < batch && vain.changes == memory.changes()
-        })
+    fn batch(&self) -> u64 {
+        batch(self.bytes_max as u64, self.lists.len())
     }
 
     /// As [`OwnerLists::shrink`].
@@ -444,7 +432,11 @@ impl<'a, K, V> Walk<'a, K, V> {
 
 impl<K: Copy + Eq + Hash, V> OwnerLists for Walk<'_, K, V> {
     fn owners(&self) -> Vec<OwnerSlot> {
-        self.rings.lists.keys().copied().collect()
+        self.rings.owners()
+    }
+
+    fn count(&self) -> usize {
+        self.rings.lists.len()
     }
 
     fn size(&self, owner: OwnerSlot) -> u64 {

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use copyhold_format::block_checksum;
 use copyhold_memory::{Memory, MemoryClass, MemoryOwner, RingKind, Rings, fit_parts};
-use copyhold_sync::{Mutex, of};
+use copyhold_sync::{Mutex, MutexGuard, of};
 use copyhold_types::{BLOCK_BYTES, BlockAddr, Buf, Run};
 use event_listener::{Event, EventListener};
 use smallvec::SmallVec;
@@ -41,6 +41,8 @@ const SHARD_BYTES: usize = 16 << 20;
 const CHUNK: u64 = 16;
 /// A part without hits keeps one fetch in so many.
 const SAMPLE: u64 = 8;
+/// A part has room if one in so many of its bytes is unused: more than a walk leaves.
+const UNUSED: usize = 8;
 /// Blocks of the largest request of FUSE.
 const REQUEST: usize = 64;
 /// Memory of a block beside its bytes and its entry.
@@ -94,6 +96,8 @@ fn mixed(number: u64) -> u64 {
     let product = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     product ^ product >> 32
 }
+
+type Guard<'a> = MutexGuard<'a, Shard>;
 
 struct Shard {
     blocks: Rings<At, Buf>,
@@ -156,8 +160,9 @@ impl CleanData {
 
     /// A new bound, as far as protections allow. Returns the bound that is kept now.
     pub(crate) fn fit_bytes_max(&self, bytes_max: usize) -> usize {
-        fit_parts(self.shards.len(), bytes_max, |shard, bytes| {
-            let mut shard = self.shards[shard].lock();
+        let bound = |shard: usize| self.shards[shard].lock().blocks.bytes_max();
+        fit_parts(self.shards.len(), bytes_max, bound, |shard, bytes| {
+            let mut shard = self.lock_to_walk(shard);
             let (kept, evicted) = shard.blocks.fit_bytes_max(&self.memory, bytes);
             drop(shard);
             drop(evicted);
@@ -173,8 +178,13 @@ impl CleanData {
     ///
     /// [`NodeCache::reclaim_in`]: copyhold_table::NodeCache::reclaim_in
     pub(crate) fn reclaim_in(&self, shard: usize, group: &MemoryOwner, bytes: u64) -> u64 {
-        let evicted = self.shards[shard].lock().blocks.reclaim(&self.memory, group.slot(), bytes);
+        let evicted = self.lock_to_walk(shard).blocks.reclaim(&self.memory, group, bytes);
         evicted.bytes() as u64
+    }
+
+    fn lock_to_walk(&self, shard: usize) -> Guard<'_> {
+        let needs_picture = |shard: &Guard<'_>| !self.memory.shows(&shard.blocks.owners());
+        self.memory.lock_with_picture(|| self.shards[shard].lock(), needs_picture)
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -353,7 +363,10 @@ impl Fetch<'_> {
                     .collect(),
             };
             let mut all_evicted: SmallVec<[_; 1]> = SmallVec::new();
-            let mut shard = self.of.shard(chunk).lock();
+            let bytes = count * block_bytes();
+            let needs_picture =
+                |shard: &Guard<'_>| shard.blocks.needs_picture(memory, bytes, owner);
+            let mut shard = memory.lock_with_picture(|| self.of.shard(chunk).lock(), needs_picture);
             if self.underway.overtaken.load(Ordering::Relaxed) && !broken.keep_overtaken {
                 shard.stats.overtaken += u64::from(chunk.blocks);
                 continue;
@@ -400,7 +413,8 @@ impl Shard {
     /// CLEAN-D6.
     fn admits(&mut self) -> bool {
         let evicted = self.blocks.evictions() - self.evicted_at_hit;
-        if self.blocks.has_room(block_bytes()) || evicted < self.blocks.len() as u64 {
+        let unused = self.blocks.bytes_max() / UNUSED;
+        if self.blocks.has_room(unused.max(block_bytes())) || evicted < self.blocks.len() as u64 {
             return true;
         }
         self.without_hits += 1;

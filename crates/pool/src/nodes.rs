@@ -173,12 +173,19 @@ pub fn cache_parts(pool: &Pool) -> impl Iterator<Item = CachePart<'_>> {
     nodes.chain(data.map(move |shard| part(MemoryClass::Data, shard)))
 }
 
-/// Evicts nodes and clean data of a memory group at once; how many bytes that were.
+/// Evicts nodes and clean data of a memory group at once, an even part of each shard first; how
+/// many bytes that were.
 pub fn reclaim_nodes(pool: &Pool, group: &MemoryOwner, bytes: u64) -> u64 {
-    cache_parts(pool).fold(0, |freed, part| match bytes.saturating_sub(freed) {
+    let parts = cache_parts(pool).count();
+    let evict = |freed: u64, (part, among): (CachePart<'_>, usize)| match bytes
+        .saturating_sub(freed)
+        .div_ceil(among as u64)
+    {
         0 => freed,
-        left => freed + part.evict(group, left),
-    })
+        need => freed + part.evict(group, need),
+    };
+    let even = cache_parts(pool).zip((1..=parts).rev()).fold(0, evict);
+    cache_parts(pool).map(|part| (part, 1)).fold(even, evict)
 }
 
 impl CachePart<'_> {

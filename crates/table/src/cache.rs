@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use copyhold_format::node::Node;
 use copyhold_memory::{Evicted, Memory, MemoryClass, MemoryOwner, RingKind, Rings, fit_parts};
-use copyhold_sync::{Mutex, of};
+use copyhold_sync::{Mutex, MutexGuard, of};
 use copyhold_types::{BlockAddr, NodePtr};
 
 /// Shared by all tables of a pool.
@@ -41,6 +41,8 @@ impl Hash for Name {
         state.write_u64(self.digest as u64 ^ self.addr.raw().rotate_left(32));
     }
 }
+
+type Guard<'a> = MutexGuard<'a, Shard>;
 
 #[derive(Debug)]
 struct Shard {
@@ -74,8 +76,9 @@ impl NodeCache {
 
     /// A new bound, as far as protections allow. Returns the bound that is kept now.
     pub fn fit_bytes_max(&self, bytes_max: usize) -> usize {
-        fit_parts(self.shards.len(), bytes_max, |shard, bytes| {
-            let mut shard = self.shards[shard].lock();
+        let bound = |shard: usize| self.shards[shard].lock().nodes.bytes_max();
+        fit_parts(self.shards.len(), bytes_max, bound, |shard, bytes| {
+            let mut shard = self.lock_to_walk(shard);
             let (kept, evicted) = shard.nodes.fit_bytes_max(&self.memory, bytes);
             drop(shard);
             drop(evicted);
@@ -97,7 +100,9 @@ impl NodeCache {
     pub fn insert(&self, ptr: &NodePtr, node: Arc<Node>, owner: &MemoryOwner) -> usize {
         let name = name_of(ptr);
         let bytes = node.memory_bytes() + Rings::<Name, Arc<Node>>::overhead();
-        let mut shard = self.shard(&name).lock();
+        let memory = &self.memory;
+        let needs_picture = |shard: &Guard<'_>| shard.nodes.needs_picture(memory, bytes, owner);
+        let mut shard = memory.lock_with_picture(|| self.shard(&name).lock(), needs_picture);
         let (_, evicted) = shard.nodes.insert(&self.memory, name, node, bytes, owner);
         drop(shard);
         evicted.bytes()
@@ -112,8 +117,13 @@ impl NodeCache {
     /// as many. Its own promise does not count, those of the groups that it holds do, `low` as long
     /// as anything else is left. Returns the bytes that were evicted.
     pub fn reclaim_in(&self, shard: usize, group: &MemoryOwner, bytes: u64) -> u64 {
-        let evicted = self.shards[shard].lock().nodes.reclaim(&self.memory, group.slot(), bytes);
+        let evicted = self.lock_to_walk(shard).nodes.reclaim(&self.memory, group, bytes);
         evicted.bytes() as u64
+    }
+
+    fn lock_to_walk(&self, shard: usize) -> Guard<'_> {
+        let needs_picture = |shard: &Guard<'_>| !self.memory.shows(&shard.nodes.owners());
+        self.memory.lock_with_picture(|| self.shards[shard].lock(), needs_picture)
     }
 
     /// Forgets a node, because its place is free or its copies are damaged.

@@ -34,6 +34,11 @@ impl Queues {
         self.queues.keys().copied().collect()
     }
 
+    /// How many these are.
+    pub(super) fn count(&self) -> usize {
+        self.queues.len()
+    }
+
     /// An inode comes into memory, or is looked at again behind all others.
     pub(super) fn push(&mut self, owner: Slot, node: NodeId) {
         let queue = self.queues.entry(owner).or_insert_with(|| {

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{GroupLimits, Promise};
+use crate::{GroupLimits, Promise, fit_parts};
 
 /// Hashed as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,7 +36,7 @@ fn a_long_scan_leaves_objects_that_were_used_again() {
         (0..40).for_each(|n| assert!(rings.get(&Key(n)).is_some()));
         for round in 1..50 {
             (0..80).for_each(|n| put(&mut rings, round * 1000 + n));
-            assert!(rings.bytes() <= 1000 && rings.bytes() > 900 - 1000 / BATCH_LEAST.1);
+            assert!(rings.bytes() <= 1000 && rings.bytes() > 900 - 1000 / 16);
             (0..40).for_each(|n| _ = rings.get(&Key(n)));
         }
         (0..40).filter(|n| rings.contains(&Key(*n))).count()
@@ -80,7 +80,9 @@ fn a_new_bound_evicts_nothing_that_is_protected() {
         let _ = parts[1].borrow_mut().insert(&memory, Key(n), n, 10, &other);
     }
     let fit = |bytes: usize| {
-        fit_parts(2, bytes, |part, bytes| parts[part].borrow_mut().fit_bytes_max(&memory, bytes).0)
+        let bound = |part: usize| parts[part].borrow().bytes_max();
+        let fit = |part: usize, bytes| parts[part].borrow_mut().fit_bytes_max(&memory, bytes).0;
+        fit_parts(2, bytes, bound, fit)
     };
     let left = || [&owner, &other].map(|of| of.charged(MemoryClass::Data));
     for (bytes, kept) in [(1000, 1000), (1200, 1200), (600, 700)] {
@@ -93,17 +95,17 @@ fn a_new_bound_evicts_nothing_that_is_protected() {
 fn a_walk_in_vain_is_not_repeated_at_each_insertion() {
     let memory = Memory::default();
     let [owner, other] = std::array::from_fn(|_| memory.add_owner());
-    owner.set_limits(&min(1 << 20));
-    let mut rings = rings(&memory, Kind::OneRing, 1600);
+    owner.set_limits(&min(1 << 30));
+    let mut rings = rings(&memory, Kind::OneRing, 1600 << 10);
     let put = |rings: &mut Rings<Key, u64>, n: u64, owner: &MemoryOwner| {
-        rings.insert(&memory, Key(n), n, 16, owner).0
+        rings.insert(&memory, Key(n), n, 16 << 10, owner).0
     };
     assert!((0..100).all(|n| put(&mut rings, n, &owner)));
     // One in seven, as a walk frees a sixteenth: the others only count.
     let walks = |rings: &mut Rings<Key, u64>| {
         let is_new = |rings: &mut Rings<Key, u64>| {
             assert!(!put(rings, 1000, &other));
-            rings.vain.as_ref().is_some_and(|vain| vain.refused == 0)
+            rings.brake.as_ref().is_some_and(|brake| brake.holds(&memory, (100 << 10) - 1))
         };
         (0..700).filter(|_| is_new(rings)).count()
     };
