@@ -1,6 +1,8 @@
 //! The tests of this crate, in one program: the bodies of async functions are compiled in the crate
 //! that polls them, so each program of tests compiles the engine again.
 
+mod absent;
+mod at_max;
 mod before_full;
 mod changes;
 mod clean;
@@ -12,6 +14,7 @@ mod damaged;
 mod data;
 mod deletions;
 mod dirty_parts;
+mod evictions;
 mod fragments;
 mod fresh_snapshots;
 mod full;

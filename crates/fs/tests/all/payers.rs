@@ -11,10 +11,6 @@ use crate::common::*;
 
 const LEN: usize = 64 << 10;
 
-fn owner(fs: &Filesystem, subvol: SubvolId) -> MemoryOwner {
-    fs.volumes().subvol(subvol).unwrap().owner().clone()
-}
-
 /// The payer for `f` of a subvolume, when it is read and nothing is in memory before; none: shared.
 async fn payer(fs: &Arc<Filesystem>, subvol: SubvolId) -> Option<SubvolId> {
     let groups = || fs.volumes().list().into_iter().map(|of| (Some(of.id()), of.owner().clone()));

@@ -10,6 +10,7 @@ use copyhold_device::DynDevice;
 use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
 use copyhold_format::{item, space_map};
 use copyhold_fs::{Caller, DataCache, Entry, Filesystem, NodeId, OpenFlags, Options, Result};
+use copyhold_memory::{MemoryClass, MemoryOwner};
 use copyhold_pool::{CreateOptions, Limits, OpenOptions, Pool};
 use copyhold_runtime::{Rt, SeededRuntime};
 use copyhold_types::{DeviceId, Key, Run};
@@ -76,6 +77,14 @@ impl World {
     /// With room for clean data in memory.
     pub(crate) async fn open_clean(&self, data_cache: DataCache) -> Arc<Filesystem> {
         let limits = Limits { clean_data_bytes: 64 << 20, ..Limits::default() };
+        self.open_limited(limits, data_cache).await
+    }
+
+    pub(crate) async fn open_limited(
+        &self,
+        limits: Limits,
+        data_cache: DataCache,
+    ) -> Arc<Filesystem> {
         let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
         let device: DynDevice = self.device.clone();
         let pool = Pool::open(self.rt.clone() as Rt, device, options).await.unwrap();
@@ -85,6 +94,17 @@ impl World {
     pub(crate) async fn close(&self, fs: Arc<Filesystem>) {
         fs.close().await.unwrap();
         fs.pool().close().await.unwrap();
+    }
+
+    /// As [`Self::close`]. Nothing is in memory then, so no owner is charged with anything
+    /// (CHARGE-C1).
+    pub(crate) async fn close_uncharged(&self, fs: Arc<Filesystem>) {
+        let memory = fs.pool().memory().clone();
+        self.close(fs).await;
+        self.rt.drop_tasks();
+        let bytes = |of: &MemoryOwner| MemoryClass::ALL.map(|class| of.charged(class));
+        let charged: Vec<_> = memory.owners().iter().map(bytes).collect();
+        assert!(charged.iter().flatten().all(|bytes| *bytes == 0), "{charged:?}");
     }
 }
 

@@ -3,12 +3,18 @@
 use std::sync::Arc;
 
 use copyhold_fs::{Caller, Filesystem, NodeId, OpenFlags};
+use copyhold_memory::MemoryOwner;
 use copyhold_types::{InodeNo, SubvolId};
 
 use super::{ROOT, read};
 
 pub(crate) fn root_of(subvol: SubvolId) -> NodeId {
     NodeId { subvol, ino: InodeNo::ROOT }
+}
+
+/// The memory owner of a subvolume.
+pub(crate) fn owner(fs: &Filesystem, subvol: SubvolId) -> MemoryOwner {
+    fs.volumes().subvol(subvol).unwrap().owner().clone()
 }
 
 pub(crate) async fn file(fs: &Arc<Filesystem>, dir: NodeId, name: &str) -> NodeId {
