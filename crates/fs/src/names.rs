@@ -29,7 +29,7 @@
 //!
 //! Without a front end that keeps names, an insertion at the limit evicts at once. With one
 //! ([`AbsentNames::keep_for_front_end`]) an insertion never waits and never fails: the front end
-//! takes entries out ([`AbsentNames::pick`]), and delays the answers of a tenant above its part.
+//! takes entries out ([`AbsentNames::pick`]), and holds a tenant above its part back.
 
 mod counts;
 mod entry;
