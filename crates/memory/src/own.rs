@@ -8,11 +8,8 @@
 //!           Epochs are ordered, so a reader's own content is all from one epoch on.
 //!
 //! OWNFROM-E1  Content from [`MemoryOwner::own_from`] on was made by the subvolume's tenant, before
-//!             or after snapshots of it. A snapshot or clone within a tenant has the epoch of its
-//!             source; one that another tenant has begins with its own first epoch; a rollback
-//!             gives that of the state before. A subvolume that moves to another tenant begins
-//!             again with its own first epoch; one that is the last that refers to content owns
-//!             it.
+//!             or after snapshots of it, or no other subvolume refers to it. The layer of
+//!             subvolumes finds that epoch in the records on disk (MADEBY-M1 to MADEBY-M3).
 //! OWNFROM-E2  The reader's subvolume pays for content of its own, so the tenant's group counts it.
 
 use std::sync::atomic::Ordering::Relaxed;

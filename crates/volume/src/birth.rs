@@ -232,7 +232,7 @@ impl Volumes {
         let subvol = Subvol::new(numbers.subvol, cell.clone(), items[1], owner);
         subvol.set_last_txg(txg);
         self.state.map.write().add(&subvol);
-        // OWNFROM-E1.
+        // MADEBY-M3.
         if subvol.owner().tenant() == made_by.tenant() {
             subvol.owner().set_own_from(made_by.own_from());
         }

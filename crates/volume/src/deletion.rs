@@ -83,7 +83,7 @@ impl Volumes {
         let trees = Trees::lock(&[subvol], &[&*holder]);
         subvol.check_live()?;
         holder.check_changeable()?;
-        let _owners = self.state.owners.lock();
+        let owners = self.state.owners.lock();
         if let Some(held) = self.held_by(subvol.id()) {
             return Err(VolumeError::Holds(subvol.id(), held));
         }
@@ -98,6 +98,8 @@ impl Volumes {
         let txg = self.pool.apply_with(credit, tx, |_, _| forget())?;
         self.set_step(subvol, item);
         subvol.owner().set_limits(&GroupLimits::default());
+        drop((owners, trees));
+        self.renew_own_content(&[subvol]);
         Ok(txg)
     }
 
@@ -214,9 +216,8 @@ impl Volumes {
         self.pool.apply(credit, tx)?;
         if let Some((live, item)) = heirs {
             live.set_item(item);
-            // OWNFROM-E1: nothing else refers to it any more.
-            live.owner().set_own_from(item.first.min(live.owner().own_from()));
         }
+        self.state.map.read().set_own_content(&tree);
         self.set_step(subvol, item);
         if let Some(done) = &done {
             self.state.aside.lock().forget(done.heir);

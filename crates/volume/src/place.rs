@@ -24,10 +24,7 @@ use crate::volumes::{Map, Subvol, Volumes};
 /// The tenant of a subvolume: the outermost subvolume that it is inside of, or it itself, below the
 /// root subvolume, which is a tenant of its own.
 pub fn tenant_of(volumes: &Volumes, subvol: SubvolId) -> SubvolId {
-    match subvol {
-        SubvolId::ROOT => subvol,
-        _ => volumes.state.map.read().holders_of(subvol).last().unwrap_or(subvol),
-    }
+    volumes.state.map.read().tenant_of(subvol)
 }
 
 impl Map {
@@ -40,8 +37,13 @@ impl Map {
         }
     }
 
+    /// As [`tenant_of`].
+    pub(crate) fn tenant_of(&self, subvol: SubvolId) -> SubvolId {
+        self.holders_of(subvol).last().unwrap_or(subvol)
+    }
+
     /// The holders of a subvolume, from itself upwards, without the root.
-    fn holders_of(&self, subvol: SubvolId) -> impl Iterator<Item = SubvolId> {
+    pub(crate) fn holders_of(&self, subvol: SubvolId) -> impl Iterator<Item = SubvolId> {
         let holder = |at: &SubvolId| Some(self.subvols.get(at)?.item().place.subvol);
         let up = std::iter::successors(Some(subvol), holder);
         up.take_while(|at| *at != SubvolId::ROOT).take(NESTING_MAX + 1)
@@ -88,7 +90,7 @@ impl Volumes {
             return Err(VolumeError::Root(root.id()));
         }
         trees.lead(&mut tx, holders, None)?;
-        let _owners = self.state.owners.lock();
+        let owners = self.state.owners.lock();
         for (subvol, place) in moves.iter().filter(|(of, to)| of.item().place.subvol != to.subvol) {
             self.state.map.read().check_nesting(place.subvol, Some(subvol.id()))?;
             if asks {
@@ -113,15 +115,19 @@ impl Volumes {
             made.into_iter().for_each(count);
             hold.spend_metadata();
         })?;
-        for (subvol, item) in subvols.into_iter().zip(items) {
-            let tenant = subvol.owner().tenant();
+        let tenant = |subvol: &Subvol| self.state.map.read().tenant_of(subvol.id());
+        let before: Vec<SubvolId> = subvols.iter().map(|subvol| tenant(subvol)).collect();
+        for (subvol, item) in subvols.iter().zip(items) {
             subvol.set_item(item);
             self.state.map.read().tell_holder(subvol);
-            // OWNFROM-E1.
-            if subvol.owner().tenant() != tenant {
-                subvol.owner().set_own_from(item.first);
-            }
             subvol.set_last_txg(txg);
+        }
+        drop((owners, trees));
+        let moved = subvols.into_iter().zip(before);
+        let moved = moved.filter(|(subvol, before)| tenant(subvol) != *before);
+        let moved: Vec<&Subvol> = moved.map(|(subvol, _)| subvol).collect();
+        if !moved.is_empty() {
+            self.renew_own_content(&moved);
         }
         Ok(txg)
     }

@@ -67,7 +67,7 @@ impl Volumes {
         }
         assert!(old.item().place == new.place, "who is replaced has that entry");
         let holders = [&*here, &*there];
-        let _owners = self.state.owners.lock();
+        let owners = self.state.owners.lock();
         if let (OldState::Deleted { .. }, Some(held)) = (then, self.held_by(old.id())) {
             return Err(VolumeError::Holds(old.id(), held));
         }
@@ -100,7 +100,6 @@ impl Volumes {
             self.branch(&mut trees, snapshot, holders, numbers, new, next_inode, dies, credit, tx)?;
         made.0.owner().set_limits(&old.owner().limits());
         old.owner().set_limits(&GroupLimits::default());
-        made.0.owner().set_own_from(old.owner().own_from());
         match item.state {
             SubvolState::Live => {
                 old.set_item(item);
@@ -111,6 +110,8 @@ impl Volumes {
             }
         }
         old.set_last_txg(made.1);
+        drop((owners, trees));
+        self.renew_own_content(&[old]);
         Ok(made)
     }
 }

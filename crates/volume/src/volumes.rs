@@ -299,7 +299,7 @@ impl Map {
         }
         map.subvols.values().for_each(|subvol| map.tell_holder(subvol));
         map.subvols.values().for_each(|of| of.owner().set_own_from(of.item().first));
-        cells.iter().for_each(|family| map.tell_made_by_tenants(&family.read_tree()));
+        cells.iter().for_each(|family| map.set_own_content(&family.read_tree()));
         Ok(map)
     }
 

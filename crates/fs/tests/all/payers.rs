@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use copyhold_fs::{Caller, DataCache, Filesystem, NodeId, ReadFlags, RenameFlags, evict};
 use copyhold_memory::{MemoryClass, MemoryOwner};
-use copyhold_types::SubvolId;
+use copyhold_types::{EpochId, SubvolId};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
 use crate::common::tenants::*;
 use crate::common::*;
@@ -106,7 +108,7 @@ fn the_last_that_refers_to_content_pays_for_it() {
 }
 
 #[test]
-fn the_state_of_a_rollback_is_the_tenants() {
+fn the_state_of_a_rollback_is_the_tenants_when_no_other_has_it() {
     let world = World::new(23, 32_768);
     world.run(async {
         let fs = world.open_clean(DataCache::All).await;
@@ -118,10 +120,104 @@ fn the_state_of_a_rollback_is_the_tenants() {
         let done = fs.roll_back_subvolume(ROOT, b"tenant", kept, None).await.unwrap();
         fs.volumes().finish_background().await.unwrap();
         fs.sync().await.unwrap();
+        assert_eq!(payer(&fs, done.subvol).await, None, "the snapshot's tenant has it, too");
+        delete(&fs, ROOT, "kept").await;
         assert_eq!(payer(&fs, done.subvol).await, Some(done.subvol));
         let inside = snapshot_in(&fs, done.subvol, root_of(done.subvol), "inside").await;
         assert_eq!(payer(&fs, inside).await, Some(inside));
-        assert_eq!(payer(&fs, kept).await, None);
         world.close(fs).await;
     });
+}
+
+/// The first epoch of the own content of each subvolume.
+fn own_content(fs: &Filesystem) -> Vec<(SubvolId, EpochId)> {
+    let all = fs.volumes().list();
+    let live = all.iter().filter(|of| !of.is_dying());
+    live.map(|of| (of.id(), of.owner().own_from())).collect()
+}
+
+/// A subvolume by its entry.
+#[derive(Clone, Copy)]
+struct Made {
+    subvol: SubvolId,
+    dir: NodeId,
+    name: u64,
+}
+
+/// One change of subvolumes, where it is allowed.
+async fn change(
+    fs: &Arc<Filesystem>,
+    made: &mut Vec<Made>,
+    random: &mut Xoshiro256PlusPlus,
+    next: u64,
+) {
+    let mut pick = |of: &[Made]| of[random.next_u64() as usize % of.len()];
+    let (one, other) = (pick(made), pick(made));
+    let old = one.name.to_string();
+    let dir = if next % 3 == 0 { ROOT } else { root_of(other.subvol) };
+    let name = next.to_string();
+    match random.next_u64() % 8 {
+        0..=3 => {
+            if let Ok(subvol) = fs.snapshot(one.subvol, dir, name.as_bytes(), false, None).await {
+                made.push(Made { subvol, dir, name: next });
+            }
+        }
+        4 | 5 => {
+            let keep = RenameFlags::default();
+            let (from, to) = (old.as_bytes(), name.as_bytes());
+            if fs.rename(&Caller::ROOT, one.dir, from, dir, to, keep).await.is_ok() {
+                let moved = made.iter_mut().find(|of| of.subvol == one.subvol);
+                *moved.expect("it was picked") = Made { dir, name: next, ..one };
+            }
+        }
+        6 if made.len() > 2 => {
+            if fs.delete_subvolume(one.dir, old.as_bytes(), None).await.is_ok() {
+                made.retain(|of| of.subvol != one.subvol);
+            }
+        }
+        _ => {
+            let done = fs.roll_back_subvolume(one.dir, old.as_bytes(), other.subvol, None).await;
+            if let Ok(done) = done {
+                let of = made.iter_mut().find(|of| of.subvol == one.subvol);
+                of.expect("it was picked").subvol = done.subvol;
+            }
+        }
+    }
+}
+
+/// MADEBY-M3.
+#[test]
+fn a_mount_finds_the_payers_that_there_were_before() {
+    for seed in 0..12 {
+        let world = World::new(100 + seed, 32_768);
+        world.run(async {
+            let mut fs = world.open_clean(DataCache::All).await;
+            let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
+            let mut made = Vec::new();
+            for name in 0..3 {
+                let subvol = subvolume(&fs, &name.to_string()).await;
+                made.push(Made { subvol, dir: ROOT, name });
+            }
+            for next in 3..60 {
+                change(&fs, &mut made, &mut random, next).await;
+                if next % 5 == 0 {
+                    fs.volumes().finish_background().await.unwrap();
+                }
+                if next % 9 == 0 {
+                    fs.sync().await.unwrap();
+                    let before = own_content(&fs);
+                    world.close(fs).await;
+                    fs = world.open_clean(DataCache::All).await;
+                    let after = own_content(&fs);
+                    let both: Vec<_> =
+                        after.iter().filter(|of| before.iter().any(|was| was.0 == of.0)).collect();
+                    let was: Vec<_> =
+                        before.iter().filter(|of| after.iter().any(|is| is.0 == of.0)).collect();
+                    assert_eq!(both, was, "seed {seed} at {next}: MADEBY-M3");
+                    assert!(!both.is_empty());
+                }
+            }
+            world.close(fs).await;
+        });
+    }
 }
