@@ -254,13 +254,22 @@ impl Adapter {
     }
 
     /// Waits until a request of this node's tenant may work that moves so many bytes.
-    fn turn(&self, node: FsNode, bytes: usize) -> impl Future<Output = Turn<'_>> {
-        let tenant = move || copyhold_volume::tenant_of(self.fs.volumes(), node.subvol);
-        self.turns.take(&**self.fs.pool().runtime(), node.subvol, tenant, bytes)
+    fn turn(&self, node: FsNode, bytes: usize) -> impl Future<Output = Turn> {
+        let share = move || self.share_of(node.subvol);
+        self.turns.take(&**self.fs.pool().runtime(), node.subvol, share, bytes)
+    }
+
+    /// The tenant of a subvolume, and its weight.
+    fn share_of(&self, subvol: SubvolId) -> Share {
+        let volumes = self.fs.volumes();
+        let tenant = copyhold_volume::tenant_of(volumes, subvol);
+        let group = volumes.subvol(tenant);
+        let weight = group.map_or(Share::default().weight, |one| one.owner().limits().weight);
+        Share { tenant: tenant.0.into(), weight }
     }
 
     /// The node of a request, and its turn: see [`Self::turn`].
-    async fn enter(&self, node: NodeId, bytes: usize) -> Reply<(FsNode, Turn<'_>)> {
+    async fn enter(&self, node: NodeId, bytes: usize) -> Reply<(FsNode, Turn)> {
         let node = known(node)?;
         Ok((node, self.turn(node, bytes).await))
     }
@@ -334,12 +343,7 @@ impl Operations for Adapter {
     }
 
     fn share(&self, node: NodeId) -> Share {
-        let subvol = known(node).map_or(SubvolId::ROOT, |node| node.subvol);
-        let volumes = self.fs.volumes();
-        let tenant = copyhold_volume::tenant_of(volumes, subvol);
-        let group = volumes.subvol(tenant);
-        let weight = group.map_or(Share::default().weight, |one| one.owner().limits().weight);
-        Share { tenant: tenant.0.into(), weight }
+        self.share_of(known(node).map_or(SubvolId::ROOT, |node| node.subvol))
     }
 
     async fn lookup(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<Lookup> {

@@ -72,8 +72,8 @@ async fn turns_taken(fs: &Adapter) -> Vec<(&'static str, usize)> {
     macro_rules! note {
         ($name:literal, $operation:expr) => {{
             // Another tenant is there.
-            let other = SubvolId(99);
-            drop(fs.turns.take(&**fs.fs.pool().runtime(), other, || other, 0).await);
+            let other = Share { tenant: 99, ..Share::default() };
+            drop(fs.turns.take(&**fs.fs.pool().runtime(), SubvolId(99), || other, 0).await);
             let before = fs.turns.taken();
             let answer = $operation.await;
             let answer = answer.unwrap_or_else(|error| panic!("{}: {error:?}", $name));

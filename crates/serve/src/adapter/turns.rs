@@ -4,25 +4,30 @@
 //!           requests in front of each one of its neighbour: at the device, at the locks of the
 //!           pool, and in the queues of the executors.
 //! Idea.     Requests that change something, or move data, take a turn of their tenant first. Each
-//!           tenant has two lanes, for small and for large requests; a lane has room for few at a
-//!           time, and admits the others in the order of arrival as room becomes free. So the
-//!           requests of a tenant queue behind those of this tenant, and not before those of
-//!           others. Look-ups and listings take none: their answers are mostly in memory, and
-//!           parking one would cost more.
-//! In core.  The lanes of a tenant, while a request of it has a turn or waits for one.
+//!           tenant has two lanes, for small and for large requests; a lane has room for the
+//!           tenant's part by weight at a time, and admits the others in the order of arrival as
+//!           room becomes free. So the requests of a tenant queue behind those of this tenant, and
+//!           not before those of others. Look-ups and listings take none: their answers are mostly
+//!           in memory, and parking one would cost more.
+//! In core.  The lanes of a tenant, while a request of it has a turn or waits for one, and for one
+//!           to two [`PRESENCE`]s afterwards.
 //!
 //! A tenant is the outermost subvolume below the root subvolume, with all subvolumes inside: a
 //! thousand of them give it no more lanes. Turns are taken beside others only. A tenant that is
 //! alone has as many requests under way as it sends, so that a deep queue makes use of a fast
 //! device.
 //!
-//! TURN-Q1  Beside others, a tenant has at most [`SMALL_MAX`] small requests and [`LARGE_MAX`]
-//!          bytes of large ones under way, but for those that began before. Two large requests of
-//!          any size have room.
+//! TURN-Q1  Beside others, a tenant has at most its part of [`SMALL_ALL`] small requests and of
+//!          [`LARGE_ALL`] bytes of large ones under way, but for those that began before. The parts
+//!          are by weight, among the tenants with lanes; [`SMALL_LEAST`] and [`LARGE_LEAST`] at
+//!          least. A large request has room in a lane without others, whatever its size.
 //! TURN-Q2  A request with a turn never waits for a turn: it takes one before any lock, and ends it
 //!          before the daemon notifies the kernel, which may wait for another request.
 //! TURN-Q3  Requests that wait for other processes (locks, questions of programs) take no turn.
-//! TURN-Q4  Two tenants never share a lane; a tenant without requests has none.
+//! TURN-Q4  Two tenants never share a lane. The lanes of a tenant without requests go when others
+//!          have sent requests for a while, or are alone.
+//!
+//! A request that waits is parked, so its memory is charged to its subvolume, as class `request`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,15 +36,23 @@ use std::sync::atomic::AtomicUsize as Count;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
 use std::time::Duration;
 
+use copyhold_fuse::Share;
 use copyhold_runtime::{FifoMutex, Runtime};
 use copyhold_sync::{Mutex, of};
-use copyhold_types::SubvolId;
+use copyhold_types::{Nanos, SubvolId};
 use event_listener::Event;
 
-const SMALL_MAX: usize = 16;
-/// Bytes of large requests: two of the largest, or so many of 64 KiB that a device with a latency
-/// of a millisecond is still busy.
-const LARGE_MAX: usize = 2 << 20;
+/// Small requests of all tenants: 16 of each of two.
+const SMALL_ALL: usize = 32;
+/// Of one tenant: many tenants together still fill a commit of the log.
+const SMALL_LEAST: usize = 4;
+/// Bytes of large requests of all tenants. With a neighbour, a tenant has two of the largest, or so
+/// many of 64 KiB that a device with a latency of a millisecond is still busy.
+const LARGE_ALL: usize = 4 << 20;
+/// Of one tenant.
+const LARGE_LEAST: usize = 512 << 10;
+/// A larger request counts as one of so many bytes.
+const COUNTED_MAX: usize = 1 << 20;
 /// A request of so many bytes is large.
 const LARGE: usize = 64 << 10;
 /// How long a tenant counts as being there after a request that another tenant followed: longer
@@ -47,12 +60,14 @@ const LARGE: usize = 64 << 10;
 const PRESENCE: Duration = Duration::from_secs(1);
 
 /// The right to work, until it is dropped; none is needed by a tenant that is alone.
-pub(super) type Turn<'t> = Option<Box<Held<'t>>>;
+pub(super) type Turn = Option<Box<Held>>;
 
 /// The turns of all tenants.
 #[derive(Default)]
 pub(super) struct Turns {
-    active: Mutex<BTreeMap<SubvolId, Arc<Lanes>>, of::Turns>,
+    active: Mutex<Active, of::Turns>,
+    /// Of the tenants with lanes, together.
+    weights: AtomicU64,
     /// The subvolume of the last request, and its tenant.
     last: AtomicU64,
     /// Until when several tenants count as being there, by the clock of the runtime; zero: only
@@ -63,8 +78,23 @@ pub(super) struct Turns {
     taken: Count,
 }
 
+/// The tenants with lanes.
+#[derive(Default)]
+struct Active {
+    tenants: BTreeMap<u64, Present>,
+    /// When the lanes of absent tenants go.
+    sweep_at: Nanos,
+}
+
+/// A tenant with lanes, and when it sent the last request.
+struct Present {
+    lanes: Arc<Lanes>,
+    seen: Nanos,
+}
+
 #[derive(Default)]
 struct Lanes {
+    weight: AtomicU64,
     small: Lane,
     large: Lane,
 }
@@ -79,40 +109,35 @@ struct Lane {
 
 /// The part of a lane that a request takes up.
 #[derive(Clone, Copy)]
-struct Share {
+struct Load {
     is_large: bool,
     size: usize,
 }
 
-/// A request's reference to the lanes of its tenant.
-struct Place<'t> {
-    turns: &'t Turns,
-    tenant: SubvolId,
-    /// `None` while it is dropped.
-    lanes: Option<Arc<Lanes>>,
-}
-
 /// A turn of a tenant.
-pub(super) struct Held<'t> {
-    place: Place<'t>,
-    share: Share,
+pub(super) struct Held {
+    lanes: Arc<Lanes>,
+    load: Load,
 }
 
 impl Turns {
-    /// Waits for a turn of the tenant of `subvol`, for a request that moves so many bytes.
+    /// Waits for a turn of the tenant of `subvol`, for a request that moves so many bytes. `share`
+    /// has that tenant and its weight.
     pub(super) async fn take(
         &self,
         rt: &dyn Runtime,
         subvol: SubvolId,
-        tenant: impl FnOnce() -> SubvolId,
+        share: impl FnOnce() -> Share,
         bytes: usize,
-    ) -> Turn<'_> {
-        let tenant = self.crowded_tenant(rt, subvol, tenant)?;
-        let (place, share) = (self.place(tenant), Share::of(bytes));
-        place.lane(share).enter(share).await;
+    ) -> Turn {
+        let share = self.crowded_share(rt, subvol, share)?;
+        let (lanes, load) = (self.lanes(share, rt.now()), Load::of(bytes));
+        let lane = lanes.lane(load);
+        lane.enter(load, || load.part(lanes.weight.load(Relaxed), self.weights.load(Relaxed)))
+            .await;
         #[cfg(test)]
         self.taken.fetch_add(1, Relaxed);
-        Some(Box::new(Held { place, share }))
+        Some(Box::new(Held { lanes, load }))
     }
 
     /// How many turns were taken.
@@ -121,108 +146,143 @@ impl Turns {
         self.taken.load(Relaxed)
     }
 
-    fn place(&self, tenant: SubvolId) -> Place<'_> {
-        let lanes = self.active.lock().entry(tenant).or_default().clone();
-        Place { turns: self, tenant, lanes: Some(lanes) }
+    /// The lanes of a tenant that sends a request.
+    fn lanes(&self, share: Share, now: Nanos) -> Arc<Lanes> {
+        let mut active = self.active.lock();
+        if now >= active.sweep_at {
+            self.sweep(&mut active, now);
+        }
+        let new = || Present { lanes: Arc::default(), seen: now };
+        let present = active.tenants.entry(share.tenant).or_insert_with(new);
+        present.seen = now;
+        let weight = u64::from(share.weight.max(1));
+        let before = present.lanes.weight.swap(weight, Relaxed);
+        if weight != before {
+            self.weights.fetch_add(weight.wrapping_sub(before), Relaxed);
+        }
+        present.lanes.clone()
     }
 
-    /// The tenant of a request, if other tenants have sent requests lately. The tenant is not
+    /// Removes the lanes of tenants that have sent no request lately, and have none (TURN-Q4).
+    fn sweep(&self, active: &mut Active, now: Nanos) {
+        active.tenants.retain(|_, present| {
+            let stays = present.is_busy() || now < present.seen + presence();
+            if !stays {
+                self.weights.fetch_sub(present.lanes.weight.load(Relaxed), Relaxed);
+            }
+            stays
+        });
+        active.sweep_at = now + presence();
+    }
+
+    /// The share of a request's tenant, if other tenants have sent requests lately. It is not
     /// looked up for a subvolume that is alone.
-    fn crowded_tenant(
+    fn crowded_share(
         &self,
         rt: &dyn Runtime,
         subvol: SubvolId,
-        tenant: impl FnOnce() -> SubvolId,
-    ) -> Option<SubvolId> {
+        share: impl FnOnce() -> Share,
+    ) -> Option<Share> {
         let last = self.last.load(Relaxed);
         if last >> 32 == u64::from(subvol.0) && self.crowded_until.load(Relaxed) == 0 {
             return None;
         }
-        let tenant = tenant();
-        let request = u64::from(subvol.0) << 32 | u64::from(tenant.0);
+        let share = share();
+        let request = u64::from(subvol.0) << 32 | share.tenant;
         if last != request {
-            let before = self.last.swap(request, Relaxed) as u32;
+            let before = u64::from(self.last.swap(request, Relaxed) as u32);
             // The first request of all has no other one beside it.
-            if before != 0 && before != tenant.0 {
-                self.crowded_until.store(rt.now() + PRESENCE.as_nanos() as u64, Relaxed);
+            if before != 0 && before != share.tenant {
+                self.crowded_until.store(rt.now() + presence(), Relaxed);
             }
         }
         let until = self.crowded_until.load(Relaxed);
         if until == 0 {
             return None;
         }
-        let waits = || self.active.lock().keys().any(|other| *other != tenant);
-        let is_crowded = rt.now() < until || waits();
+        let is_crowded = rt.now() < until || self.has_other(share.tenant);
         if !is_crowded {
             // Another request may have set a later time.
             let _later = self.crowded_until.compare_exchange(until, 0, Relaxed, Relaxed);
+            let now = rt.now();
+            self.sweep(&mut self.active.lock(), now);
         }
-        is_crowded.then_some(tenant)
+        is_crowded.then_some(share)
+    }
+
+    /// Whether another tenant has a request with a turn, or one that waits for a turn.
+    fn has_other(&self, tenant: u64) -> bool {
+        let active = self.active.lock();
+        active.tenants.iter().any(|(other, present)| *other != tenant && present.is_busy())
     }
 }
 
-impl Share {
-    fn of(bytes: usize) -> Share {
+fn presence() -> Nanos {
+    PRESENCE.as_nanos() as Nanos
+}
+
+impl Present {
+    /// A request refers to the lanes.
+    fn is_busy(&self) -> bool {
+        Arc::strong_count(&self.lanes) > 1
+    }
+}
+
+impl Load {
+    fn of(bytes: usize) -> Load {
         match bytes < LARGE {
-            true => Share { is_large: false, size: 1 },
-            false => Share { is_large: true, size: bytes.min(LARGE_MAX / 2) },
+            true => Load { is_large: false, size: 1 },
+            false => Load { is_large: true, size: bytes.min(COUNTED_MAX) },
         }
     }
 
-    fn lane_size(self) -> usize {
-        if self.is_large { LARGE_MAX } else { SMALL_MAX }
+    /// The part of a tenant of this weight, among tenants of so much together (TURN-Q1).
+    fn part(self, weight: u64, weights: u64) -> usize {
+        let (all, least) = match self.is_large {
+            true => (LARGE_ALL, LARGE_LEAST),
+            false => (SMALL_ALL, SMALL_LEAST),
+        };
+        let part = all as u64 * weight / weights.max(weight);
+        (part as usize).max(least)
+    }
+}
+
+impl Lanes {
+    fn lane(&self, load: Load) -> &Lane {
+        if load.is_large { &self.large } else { &self.small }
     }
 }
 
 impl Lane {
-    /// Waits for the requests that came before, and for room.
-    async fn enter(&self, share: Share) {
+    /// Waits for the requests that came before, and for room. `part` may change meanwhile.
+    async fn enter(&self, load: Load, part: impl Fn() -> usize) {
         let _next = self.queue.lock().await;
-        while !self.use_room(share) {
+        while !self.use_room(load, part()) {
             let listener = self.room.listen();
-            if self.use_room(share) {
+            if self.use_room(load, part()) {
                 return;
             }
             listener.await;
         }
     }
 
-    fn use_room(&self, share: Share) -> bool {
-        let more = |used| Some(used + share.size).filter(|used| *used <= share.lane_size());
-        self.used.fetch_update(AcqRel, Relaxed, more).is_ok()
+    fn use_room(&self, load: Load, part: usize) -> bool {
+        let fits = |used: usize| {
+            let more = used + load.size;
+            (used == 0 || more <= part).then_some(more)
+        };
+        self.used.fetch_update(AcqRel, Relaxed, fits).is_ok()
     }
 
-    fn leave(&self, share: Share) {
-        self.used.fetch_sub(share.size, AcqRel);
+    fn leave(&self, load: Load) {
+        self.used.fetch_sub(load.size, AcqRel);
         self.room.notify(1);
     }
 }
 
-impl Place<'_> {
-    fn lane(&self, share: Share) -> &Lane {
-        let lanes = self.lanes.as_ref().expect("it is not being dropped");
-        if share.is_large { &lanes.large } else { &lanes.small }
-    }
-}
-
-impl Drop for Held<'_> {
+impl Drop for Held {
     fn drop(&mut self) {
-        self.place.lane(self.share).leave(self.share);
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        let mut active = self.turns.active.lock();
-        self.lanes = None;
-        // The map has the last reference: nothing of this tenant has a turn or waits (TURN-Q4).
-        let idle = |lanes: &Arc<Lanes>| Arc::strong_count(lanes) == 1;
-        let ended = match active.get(&self.tenant).is_some_and(idle) {
-            true => active.remove(&self.tenant),
-            false => None,
-        };
-        drop(active);
-        drop(ended);
+        self.lanes.lane(self.load).leave(self.load);
     }
 }
 
@@ -230,7 +290,7 @@ impl Drop for Place<'_> {
 mod tests {
     use std::future::Future;
     use std::pin::{Pin, pin};
-    use std::task::{Context, Waker};
+    use std::task::{Context, Poll, Waker};
 
     use copyhold_runtime::{Rt, SeededRuntime};
 
@@ -238,13 +298,26 @@ mod tests {
 
     const ROGUE: SubvolId = SubvolId(2);
     const NEIGHBOUR: SubvolId = SubvolId(3);
+    /// Of two tenants of the same weight.
+    const SMALL_EACH: usize = SMALL_ALL / 2;
 
-    async fn take<'t>(turns: &'t Turns, rt: &dyn Runtime, tenant: SubvolId, b: usize) -> Turn<'t> {
-        turns.take(rt, tenant, || tenant, b).await
+    fn share(tenant: SubvolId) -> Share {
+        Share { tenant: tenant.0.into(), ..Share::default() }
+    }
+
+    async fn take(turns: &Turns, rt: &dyn Runtime, tenant: SubvolId, bytes: usize) -> Turn {
+        turns.take(rt, tenant, || share(tenant), bytes).await
+    }
+
+    fn poll<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(output) => Some(output),
+            Poll::Pending => None,
+        }
     }
 
     fn is_ready<F: Future>(future: Pin<&mut F>) -> bool {
-        future.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+        poll(future).is_some()
     }
 
     fn is_free(turns: &Turns, rt: &dyn Runtime, tenant: SubvolId, bytes: usize) -> bool {
@@ -265,7 +338,7 @@ mod tests {
             let turns = Turns::default();
             for n in 0..1000 {
                 let subvol = SubvolId(10 + n % 3);
-                assert!(turns.take(&*rt, subvol, || ROGUE, LARGE).await.is_none());
+                assert!(turns.take(&*rt, subvol, || share(ROGUE), LARGE).await.is_none());
             }
             take(&turns, &*rt, NEIGHBOUR, 1).await;
             assert!(take(&turns, &*rt, ROGUE, 1).await.is_some());
@@ -281,7 +354,7 @@ mod tests {
             let turns = Turns::default();
             crowd(&turns, &*rt, [ROGUE, NEIGHBOUR]).await;
             let mut held = Vec::new();
-            for _ in 0..SMALL_MAX {
+            for _ in 0..SMALL_EACH {
                 held.push(take(&turns, &*rt, ROGUE, LARGE - 1).await);
             }
             assert!(!is_free(&turns, &*rt, ROGUE, 1), "TURN-Q1");
@@ -299,13 +372,13 @@ mod tests {
             let turns = Turns::default();
             crowd(&turns, &*rt, [ROGUE, NEIGHBOUR]).await;
             let mut held = Vec::new();
-            for _ in 0..SMALL_MAX {
+            for _ in 0..SMALL_EACH {
                 held.push(take(&turns, &*rt, ROGUE, 1).await);
             }
             let mut first = pin!(take(&turns, &*rt, ROGUE, 1));
             let mut second = pin!(take(&turns, &*rt, ROGUE, 1));
             assert!(!is_ready(first.as_mut()) && !is_ready(second.as_mut()));
-            held.swap_remove(SMALL_MAX / 2);
+            held.swap_remove(SMALL_EACH / 2);
             assert!(!is_ready(second.as_mut()), "the first one is the next");
             assert!(is_ready(first.as_mut()));
             assert!(is_ready(second.as_mut()), "the first one has come and gone");
@@ -319,10 +392,10 @@ mod tests {
             let turns = Turns::default();
             crowd(&turns, &*rt, [ROGUE, NEIGHBOUR]).await;
             let mut held = Vec::new();
-            for n in 0..SMALL_MAX as u32 {
-                held.push(turns.take(&*rt, SubvolId(1000 + n), || ROGUE, 1).await);
+            for n in 0..SMALL_EACH as u32 {
+                held.push(turns.take(&*rt, SubvolId(1000 + n), || share(ROGUE), 1).await);
             }
-            let one_more = pin!(turns.take(&*rt, SubvolId(5000), || ROGUE, 1));
+            let one_more = pin!(turns.take(&*rt, SubvolId(5000), || share(ROGUE), 1));
             assert!(!is_ready(one_more), "the tenant has as many lanes as with one subvolume");
             for n in 4..2000 {
                 assert!(is_free(&turns, &*rt, SubvolId(n), 1), "TURN-Q4: {n}");
@@ -331,23 +404,57 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_without_requests_has_no_lanes() {
+    fn the_lanes_of_a_tenant_without_requests_go_when_others_have_sent_some_for_a_while() {
         let rt = SeededRuntime::new(1);
         rt.block_on(async {
             let turns = Turns::default();
             crowd(&turns, &*rt, [ROGUE, NEIGHBOUR]).await;
+            let lanes = || turns.active.lock().tenants.len();
             for n in 4..1000 {
                 drop(take(&turns, &*rt, SubvolId(n), 1).await);
             }
-            assert_eq!(turns.active.lock().len(), 0);
+            assert!(lanes() > 900);
             let held = [
-                take(&turns, &*rt, ROGUE, LARGE_MAX).await,
-                take(&turns, &*rt, ROGUE, LARGE_MAX).await,
+                take(&turns, &*rt, ROGUE, COUNTED_MAX).await,
+                take(&turns, &*rt, NEIGHBOUR, 1).await,
             ];
             assert!(!is_free(&turns, &*rt, ROGUE, LARGE), "it waited, and was interrupted");
-            assert_eq!(turns.active.lock().len(), 1);
+            rt.sleep(PRESENCE).await;
+            drop(take(&turns, &*rt, NEIGHBOUR, 1).await);
+            assert_eq!((lanes(), turns.weights.load(Relaxed)), (2, 200), "TURN-Q4");
             drop(held);
-            assert_eq!(turns.active.lock().len(), 0);
+            rt.sleep(2 * PRESENCE).await;
+            assert!(take(&turns, &*rt, NEIGHBOUR, 1).await.is_none(), "it is alone");
+            assert_eq!((lanes(), turns.weights.load(Relaxed)), (0, 0));
+        });
+    }
+
+    #[test]
+    fn a_thousand_direct_readers_leave_their_neighbours_room_by_weight() {
+        let rt = SeededRuntime::new(1);
+        rt.block_on(async {
+            let turns = Turns::default();
+            let take = async |tenant: u32, weight, bytes| {
+                let share = || Share { tenant: tenant.into(), weight };
+                turns.take(&*rt, SubvolId(tenant), share, bytes).await
+            };
+            let [light, usual, heavy] = [(2, 50), (3, 100), (4, 250)];
+            for (tenant, weight) in [light, usual, heavy, light] {
+                drop(take(tenant, weight, 1).await);
+            }
+            let mut begun = Vec::new();
+            for ((tenant, weight), bytes) in
+                [light, usual, heavy].into_iter().flat_map(|of| [(of, 4096), (of, LARGE)])
+            {
+                let readers: Vec<_> =
+                    (0..1000).map(|_| Box::pin(take(tenant, weight, bytes))).collect();
+                let mut readers = readers;
+                begun.push(
+                    readers.iter_mut().filter_map(|one| poll(one.as_mut())).collect::<Vec<_>>(),
+                );
+            }
+            let counts: Vec<_> = begun.iter().map(Vec::len).collect();
+            assert_eq!(counts, [SMALL_LEAST, 8, 8, 16, 20, 40], "TURN-Q1");
         });
     }
 
