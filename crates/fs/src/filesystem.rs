@@ -23,6 +23,7 @@ use crate::reaper::Reaper;
 use crate::refusal::Refusals;
 use crate::sabotage::Sabotage;
 use crate::subvol::{FILES, Subvol};
+use crate::throttle::Delays;
 use crate::writeback::WritebackScheduler;
 use crate::{Caller, FileFlags, FsError, NodeId, Options, Result, StatFs};
 
@@ -56,6 +57,7 @@ pub struct Filesystem {
     pub(crate) atimes: Atimes,
     pub(crate) zeros: Buf,
     names: Arc<AbsentNames>,
+    delays: Delays,
     fsid: u64,
     closed: AtomicBool,
 }
@@ -112,6 +114,7 @@ impl Filesystem {
             atimes: Atimes::new(&options),
             zeros: Buf::zeroed(ZERO_BLOCKS),
             names: Arc::new(AbsentNames::new(pool.memory().clone(), &options)),
+            delays: Delays::default(),
             fsid,
             closed: AtomicBool::new(false),
             options,
@@ -160,6 +163,11 @@ impl Filesystem {
     /// The names that are known to be absent.
     pub fn names(&self) -> &Arc<AbsentNames> {
         &self.names
+    }
+
+    /// Where requests of groups above their limits wait.
+    pub fn delays(&self) -> &Delays {
+        &self.delays
     }
 
     pub fn root(&self) -> NodeId {

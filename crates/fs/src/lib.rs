@@ -104,5 +104,6 @@ pub use right::{Right, SubvolumeCalls};
 pub use rollback::RolledBack;
 pub use sabotage::Sabotage;
 pub use tenants::{Deleted, SubvolInfo};
+pub use throttle::{Delays, owed_delay};
 pub use uses::{Stale, Uses};
 pub use xattr::XattrSet;

@@ -13,14 +13,45 @@
 //!              one above a `high` of as much.
 //! THROTTLE-T3  Bytes that a cache in front took earlier are not delayed: the kernel writes its
 //!              pages back for others, too.
+//! THROTTLE-T4  A front end that has said [`Delays::wait_in_front_end`] waits itself, by
+//!              [`owed_delay`], behind each call that may be delayed: it has ended by then all that
+//!              other requests of the tenant wait for. Without it the call waits here.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use copyhold_memory::{Event, Limit, MemoryOwner, OverLimit, delay_above_high, stalled};
 use copyhold_pool::{is_edit_part_used_up, reclaim_nodes, wait_for_edit_part};
-use copyhold_types::BLOCK_BYTES;
+use copyhold_types::{BLOCK_BYTES, SubvolId};
 
 use crate::item_bytes::INODE_BYTES;
 use crate::subvol::Subvol;
 use crate::{Filesystem, Result};
+
+/// Where requests above `high` wait.
+#[derive(Default)]
+pub struct Delays {
+    by_front_end: AtomicBool,
+    /// A delay was left to the front end.
+    any: AtomicBool,
+}
+
+impl Delays {
+    /// From now on the front end waits as long as [`owed_delay`] says (THROTTLE-T4).
+    pub fn wait_in_front_end(&self) {
+        self.by_front_end.store(true, Relaxed);
+    }
+}
+
+/// The wait that requests of this subvolume owe, if it is worth a timer: for a front end, behind a
+/// call that may be delayed. One load until the first delay of all.
+pub fn owed_delay(fs: &Filesystem, subvol: SubvolId) -> Option<impl Future<Output = ()>> {
+    if !fs.delays().any.load(Relaxed) {
+        return None;
+    }
+    let subvol = fs.subvols.read().get(&subvol).cloned()?;
+    let owed = subvol.owed_delay.take()?;
+    Some(async move { stalled(subvol.volume.owner(), || fs.rt.now(), fs.rt.sleep(owed)).await })
+}
 
 /// Before a change of files of this owner: waits while its group has used up its part of edits.
 pub(crate) async fn before_change(fs: &Filesystem, owner: &MemoryOwner) -> Result<()> {
@@ -31,7 +62,7 @@ pub(crate) async fn before_change(fs: &Filesystem, owner: &MemoryOwner) -> Resul
     Ok(())
 }
 
-/// After a write of so many bytes: waits if the group is above its `high`.
+/// After a change that takes so many bytes of memory: waits if the group is above its `high`.
 pub(crate) async fn slow_above_high(fs: &Filesystem, subvol: &Subvol, bytes: usize) {
     slow(fs, subvol, bytes, &[Limit::High]).await;
 }
@@ -60,9 +91,12 @@ async fn delay(fs: &Filesystem, subvol: &Subvol, bytes: usize, limits: &[Limit])
         Some(delay_above_high(over, bound, pages))
     });
     let Some(delay) = delays.max() else { return };
-    if let Some(owed) = subvol.owed_delay.add(delay) {
-        let owner = subvol.volume.owner();
-        stalled(owner, || fs.rt.now(), fs.rt.sleep(owed)).await;
+    subvol.owed_delay.add(delay);
+    fs.delays().any.store(true, Relaxed);
+    if !fs.delays().by_front_end.load(Relaxed)
+        && let Some(wait) = owed_delay(fs, subvol.id())
+    {
+        wait.await;
     }
 }
 

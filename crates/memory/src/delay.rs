@@ -30,15 +30,18 @@ pub fn delay_above_high(over: u64, high: u64, pages: u64) -> Duration {
 pub struct OwedDelay(AtomicU64);
 
 impl OwedDelay {
-    /// Adds a delay. Returns the sum when it is worth a timer.
-    pub fn add(&self, delay: Duration) -> Option<Duration> {
-        let all = self.0.fetch_add(delay.as_nanos() as u64, Relaxed) + delay.as_nanos() as u64;
-        if Duration::from_nanos(all) < DELAY_MIN {
-            return None;
-        }
-        // Another request may have taken it meanwhile.
-        let owed = Duration::from_nanos(self.0.swap(0, Relaxed));
-        (owed >= DELAY_MIN).then_some(owed.min(DELAY_MAX))
+    pub fn add(&self, delay: Duration) {
+        self.0.fetch_add(delay.as_nanos() as u64, Relaxed);
+    }
+
+    /// The sum, when it is worth a timer: the delay of the request that takes it. The excess over
+    /// the longest delay of one request is left for the others whose delays are in the sum.
+    pub fn take(&self) -> Option<Duration> {
+        let max = DELAY_MAX.as_nanos() as u64;
+        let left =
+            |all: u64| (Duration::from_nanos(all) >= DELAY_MIN).then(|| all.saturating_sub(max));
+        let all = self.0.fetch_update(Relaxed, Relaxed, left).ok()?;
+        Some(Duration::from_nanos(all.min(max)))
     }
 }
 
@@ -65,8 +68,15 @@ mod tests {
     #[test]
     fn short_delays_add_up() {
         let owed = OwedDelay::default();
-        let add = |millis| owed.add(Duration::from_millis(millis)).map(|owed| owed.as_millis());
+        let take = || owed.take().map(|owed| owed.as_millis());
+        let add = |millis| {
+            owed.add(Duration::from_millis(millis));
+            take()
+        };
         assert_eq!([6, 3, 4, 9, 1].map(add), [None, None, Some(13), None, Some(10)]);
-        assert_eq!([1500, 2500].map(add), [Some(1500), Some(2000)]);
+        assert_eq!((add(1500), take()), (Some(1500), None));
+        // Two requests have added theirs before the first one takes its delay.
+        owed.add(Duration::from_millis(1500));
+        assert_eq!((add(1500), take(), take()), (Some(2000), Some(1000), None));
     }
 }

@@ -33,7 +33,7 @@ use crate::inode::InodeRef;
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::way_of_copy;
 use crate::room::Room;
-use crate::throttle::before_change;
+use crate::throttle::{before_change, slow_above_high};
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage, WriteFlags};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -100,6 +100,20 @@ impl Filesystem {
     }
 }
 
+/// The bytes that the target has now, and the memory that the step took.
+struct Step {
+    bytes: u64,
+    memory: u64,
+}
+
+impl Step {
+    /// Items of extents: one for each chunk at the least.
+    fn of_items(bytes: u64) -> Step {
+        let items = bytes.div_ceil(CHUNK * BLOCK);
+        Step { bytes, memory: items * (KEY_BYTES + extent_bytes(0)) as u64 }
+    }
+}
+
 /// A copy between two files.
 struct CopyRequest<'r> {
     fs: &'r Arc<Filesystem>,
@@ -109,7 +123,7 @@ struct CopyRequest<'r> {
 
 impl CopyRequest<'_> {
     async fn serve(&self, from_offset: u64, to_offset: u64, len: u64) -> Result<u64> {
-        let mut copied = 0;
+        let (mut copied, mut memory) = (0, 0);
         for step in 0..STEPS_MAX {
             if copied == len {
                 break;
@@ -119,38 +133,43 @@ impl CopyRequest<'_> {
             }
             let (at, to_at) = (from_offset + copied, to_offset + copied);
             match self.step_in_part(at, to_at, len - copied).await {
-                Ok(0) => break,
-                Ok(bytes) => copied += bytes,
+                Ok(Step { bytes: 0, .. }) => break,
+                Ok(step) => {
+                    copied += step.bytes;
+                    memory += step.memory;
+                }
                 Err(error) if copied == 0 => return Err(error),
                 Err(_) => break,
             }
         }
+        slow_above_high(self.fs, &self.target.subvol, memory as usize).await;
         Ok(copied)
     }
 
     /// A step, when the target's group has room in its part of unflushed edits.
-    async fn step_in_part(&self, at: u64, to_at: u64, rest: u64) -> Result<u64> {
+    async fn step_in_part(&self, at: u64, to_at: u64, rest: u64) -> Result<Step> {
         before_change(self.fs, self.target.subvol.volume.owner()).await?;
         Box::pin(self.step(at, to_at, rest)).await
     }
 
-    /// Skips a hole, shares blocks, or copies bytes. Returns the bytes that the target has now.
-    async fn step(&self, at: u64, to_at: u64, rest: u64) -> Result<u64> {
+    /// Skips a hole, shares blocks, or copies bytes.
+    async fn step(&self, at: u64, to_at: u64, rest: u64) -> Result<Step> {
         let CopyRequest { fs, source, target } = *self;
         let hole = hole_at(fs, source, at, rest).await?;
         if hole > SHARE_BLOCKS * BLOCK {
-            return copy_hole(fs, target, to_at, hole).await;
+            return copy_hole(fs, target, to_at, hole).await.map(Step::of_items);
         }
         let shared = self.share_step(at, to_at, rest).await?;
         if shared > 0 {
-            return Ok(shared);
+            return Ok(Step::of_items(shared));
         }
         // A shorter hole costs less as zeros than as a step of its own.
         if hole >= CHUNK * BLOCK {
-            return copy_hole(fs, target, to_at, hole).await;
+            return copy_hole(fs, target, to_at, hole).await.map(Step::of_items);
         }
         let step = content_at(fs, source, at, rest.min(STEP - at % BLOCK)).await?;
-        self.copy_step(at, to_at, step as usize).await
+        let bytes = self.copy_step(at, to_at, step as usize).await?;
+        Ok(Step { bytes, memory: bytes })
     }
 
     async fn copy_step(&self, from_offset: u64, to_offset: u64, len: usize) -> Result<u64> {

@@ -26,7 +26,7 @@ use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::Way;
 use crate::promise::{Take, quota_tier};
 use crate::room::Room;
-use crate::throttle::before_change;
+use crate::throttle::{before_change, slow_above_high};
 use crate::{Caller, Filesystem, FsError, NodeId, Result, Sabotage};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -121,6 +121,12 @@ impl Filesystem {
         self.note_dirty(&inode);
         drop(data);
         changed?;
+        if mode != FallocateMode::Punch {
+            // An item for each chunk at the least.
+            let items = (end.div_ceil(BLOCK) - offset / BLOCK).div_ceil(CHUNK);
+            let bytes = items as usize * (KEY_BYTES + extent_bytes(0));
+            slow_above_high(self, &inode.subvol, bytes).await;
+        }
         self.content_changed(&inode).await
     }
 

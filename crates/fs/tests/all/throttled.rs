@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use copyhold_fs::{
     Caller, FallocateMode, FileFlags, Filesystem, FsError, NodeId, OpenFlags, Options, RenameFlags,
-    SetAttr, WriteFlags,
+    SetAttr, WriteFlags, owed_delay,
 };
 use copyhold_memory::{Event, GroupLimits, MemoryClass, MemoryOwner, Stat};
 use copyhold_pool::{Limits, OpenOptions, Pool, is_edit_part_used_up};
@@ -243,6 +243,63 @@ fn a_writer_above_high_is_delayed_and_its_fsync_and_removals_are_not() {
         fs.fsync(file, false).await.unwrap();
         assert!(since(before) < long, "{:?}", since(before));
         fs.release(gone);
+        world.close(fs).await;
+    });
+}
+
+/// THROTTLE-T2: copies take memory without a write, and preallocation takes it for its extents.
+#[test]
+fn copies_reflinks_and_preallocation_above_high_are_delayed() {
+    const BYTES: u64 = 64 << 10;
+    let world = World::new(86, 65_536);
+    world.run(async {
+        let fs = world.open().await;
+        let (file, owner) = limited(&fs, above_high()).await;
+        let from = make(&fs, fs.root(), "from").await.unwrap();
+        write(&fs, from, 0, &pattern(1, BYTES as usize)).await;
+        fs.sync().await.unwrap();
+        let _used = owner.charge(MemoryClass::Lookup, 5 << 20);
+        let space = FallocateMode::Allocate { keep_size: false };
+        for call in ["reflink", "copy", "preallocation"] {
+            let before = world.rt.now();
+            match call {
+                "reflink" => fs.copy_file_range(from, 0, file, 0, BYTES).await.map(drop),
+                "copy" => fs.copy_file_range(from, 1, file, BYTES, 100).await.map(drop),
+                _ => fs.fallocate(file, 1 << 20, 8192, space).await,
+            }
+            .unwrap();
+            let waited = Duration::from_nanos(world.rt.now() - before);
+            assert!(waited >= Duration::from_millis(10), "{call}: {waited:?}");
+        }
+        world.close(fs).await;
+    });
+}
+
+fn above_high() -> GroupLimits {
+    GroupLimits { high: 2 << 20, ..GroupLimits::default() }
+}
+
+/// THROTTLE-T4.
+#[test]
+fn a_delay_that_is_left_to_the_front_end_is_waited_for_behind_the_call() {
+    let world = World::new(87, 65_536);
+    world.run(async {
+        let fs = world.open().await;
+        fs.delays().wait_in_front_end();
+        let (file, owner) = limited(&fs, above_high()).await;
+        let _used = owner.charge(MemoryClass::Lookup, 5 << 20);
+        let (before, long) = (world.rt.now(), Duration::from_millis(10));
+        let waited = || Duration::from_nanos(world.rt.now() - before);
+        fs.write(file, 0, b"x", WriteFlags::default()).await.unwrap();
+        make(&fs, root_of(file.subvol), "new").await.unwrap();
+        assert!(waited() < long, "{:?}", waited());
+        assert!(owed_delay(&fs, SubvolId::ROOT).is_none(), "of another subvolume");
+        // The sum of both delays, each of which is the longest one.
+        for seconds in [2, 4] {
+            owed_delay(&fs, file.subvol).expect("it is owed").await;
+            assert_eq!(waited().as_secs(), seconds);
+        }
+        assert!(owed_delay(&fs, file.subvol).is_none());
         world.close(fs).await;
     });
 }

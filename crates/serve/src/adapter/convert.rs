@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use copyhold_fs::OpenFlags;
 use copyhold_fuse::Errno;
+use copyhold_fuse::protocol::flags::fopen;
 use copyhold_fuse::protocol::{
-    Attr, AttrReply, Caller, Data, Entry, NewNode, NodeId, Open, Segment, SetAttr, SetTime,
+    Attr, AttrReply, Caller, Data, Entry, Handle, NewNode, NodeId, Open, Opened, Segment, SetAttr,
+    SetTime,
 };
 
 /// Names change only through the kernel, which knows what it changes.
@@ -17,6 +19,7 @@ const ACCESS_MODES: u32 = 0o3;
 const WRITE_ONLY: u32 = 0o1;
 const O_TRUNC: u32 = 0o1000;
 const O_APPEND: u32 = 0o2000;
+const O_DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
 /// The bits of a mode that are a file's own: permissions, set-id bits, sticky.
 const PERMISSIONS: u32 = 0o7777;
 /// Preferred size of a request, as stat(2) shows it.
@@ -148,6 +151,20 @@ pub(super) fn data(read: copyhold_fs::ReadData) -> Data {
         data.push(Segment::Part { buf, start: range.start, len: range.len() });
     }
     data
+}
+
+/// An open for direct I/O has the kernel drop its cache of the file. Each direct write would have
+/// to, and one that may not wait is retried many times before the kernel stops. FLUSH comes at a
+/// close only if there may be something to do then (`Filesystem::flush`).
+pub(super) fn opened(open: &Open, flush: bool) -> Opened {
+    let mut flags = fopen::CACHE_DIR | fopen::PARALLEL_DIRECT_WRITES;
+    if open.flags & O_DIRECT == 0 {
+        flags |= fopen::KEEP_CACHE;
+    }
+    if !flush {
+        flags |= fopen::NOFLUSH;
+    }
+    Opened { handle: Handle(0), flags }
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll, Waker};
 
 use copyhold_device::sim::{Fault, SimConfig, SimDevice, SimImage, Trigger};
 use copyhold_fs::{
@@ -27,7 +29,9 @@ use parking_lot::Mutex;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
-use super::{Adapter, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, Rules, SEEK_DATA, SEEK_HOLE};
+use super::content::{FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE};
+use super::operations::{SEEK_DATA, SEEK_HOLE};
+use super::{Adapter, Rules};
 
 const PAGE: u64 = BLOCK_BYTES as u64;
 /// Pages of the file.
@@ -266,6 +270,14 @@ impl Client {
         self.guarded = flags != FileFlags(0);
         let set = self.fs.set_flags(&By::ROOT, self.node, flags, None);
         self.kernel.executors.block_on(set).expect("root may");
+    }
+}
+
+/// The output of a future that is ready.
+pub(super) fn poll<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
+    match future.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
     }
 }
 

@@ -1,9 +1,14 @@
 //! Properties of all operations: the memory of one that waits, and the turns that they take.
 
-use copyhold_fuse::protocol::Extensions;
-use copyhold_types::{BLOCK_BYTES, Buf, InodeNo, SubvolId};
+use copyhold_fs::{OpenFlags, RenameFlags};
+use copyhold_fuse::protocol::*;
+use copyhold_fuse::{Operations, Payload};
+use copyhold_memory::{GroupLimits, MemoryClass};
+use copyhold_runtime::{Rt, SeededRuntime};
+use copyhold_types::{BLOCK_BYTES, Buf, InodeNo, Nanos, SubvolId};
 
-use super::kernel::{adapter, device, executors, open};
+use super::kernel::{adapter, device, executors, open, poll};
+use super::operations::O_TMPFILE;
 use super::*;
 
 fn bytes<'a, F: Future>(_: impl FnOnce(&'a Adapter) -> F) -> usize {
@@ -66,14 +71,28 @@ fn new_node() -> NewNode<'static> {
     NewNode { mode: 0o644, umask: 0, rdev: 0, extensions: Extensions::default() }
 }
 
+fn write(offset: u64) -> Write {
+    let (handle, size) = (HANDLE, BLOCK_BYTES as u32);
+    let (lock_owner, cached, kill_suidgid) = (None, false, false);
+    Write { handle, offset, size, flags: 1, lock_owner, cached, kill_suidgid }
+}
+
+fn block() -> Payload {
+    Payload::new(Buf::from_bytes(&[7; BLOCK_BYTES]), BLOCK_BYTES)
+}
+
+/// Another tenant is there.
+async fn crowd(fs: &Adapter) {
+    let other = Share { tenant: 99, ..Share::default() };
+    drop(fs.turns.take(&**fs.fs.pool().runtime(), SubvolId(99), || other, 0).await);
+}
+
 /// The turns that operations take beside another tenant, by name; each succeeds.
 async fn turns_taken(fs: &Adapter) -> Vec<(&'static str, usize)> {
     let mut taken = Vec::new();
     macro_rules! note {
         ($name:literal, $operation:expr) => {{
-            // Another tenant is there.
-            let other = Share { tenant: 99, ..Share::default() };
-            drop(fs.turns.take(&**fs.fs.pool().runtime(), SubvolId(99), || other, 0).await);
+            crowd(fs).await;
             let before = fs.turns.taken();
             let answer = $operation.await;
             let answer = answer.unwrap_or_else(|error| panic!("{}: {error:?}", $name));
@@ -81,11 +100,6 @@ async fn turns_taken(fs: &Adapter) -> Vec<(&'static str, usize)> {
             answer
         }};
     }
-    let write = |offset| {
-        let (handle, size) = (HANDLE, BLOCK_BYTES as u32);
-        let (lock_owner, cached, kill_suidgid) = (None, false, false);
-        Write { handle, offset, size, flags: 1, lock_owner, cached, kill_suidgid }
-    };
     let opens = Open { flags: 2, kill_suidgid: false };
     let (entry, _) = note!("create", fs.create(BY, ROOT, b"file", new_node(), opens));
     let (file, target) = (
@@ -97,8 +111,7 @@ async fn turns_taken(fs: &Adapter) -> Vec<(&'static str, usize)> {
     note!("symlink", fs.symlink(BY, ROOT, b"link", b"file", new_node()));
     note!("link", fs.link(BY, file, ROOT, b"other"));
     note!("tmpfile", fs.tmpfile(BY, ROOT, new_node(), Open { flags: O_TMPFILE, ..opens }));
-    let mut data = Payload::new(Buf::from_bytes(&[7; BLOCK_BYTES]), BLOCK_BYTES);
-    note!("write", fs.write(BY, file, write(0), &mut data));
+    note!("write", fs.write(BY, file, write(0), &mut block()));
     let (offset, size) = (0, BLOCK_BYTES as u32);
     let read = Read { handle: HANDLE, offset, size, flags: 0, lock_owner: None };
     note!("read", fs.read(BY, file, read));
@@ -151,5 +164,55 @@ fn the_tenant_of_a_subvolume_is_the_outermost_one_that_holds_it() {
         let moved = fs.rename(&by, root_of(outer), b"inner", root, b"moved", flags).await;
         moved.expect("the names differ");
         assert_eq!(tenants(), [SubvolId::ROOT, outer, inner, inner]);
+    });
+}
+
+/// TURN-Q5.
+#[test]
+fn an_fsync_and_a_removal_do_not_stand_behind_delayed_requests_of_their_tenant() {
+    const WRITERS: u64 = 100;
+    const SHORT: Nanos = 10_000_000;
+    let rt = SeededRuntime::new(1);
+    rt.block_on(async {
+        let rt = rt.clone() as Rt;
+        let fs = open(rt.clone(), device(rt.clone()), None).await.expect("it opens");
+        let adapter = adapter(&fs);
+        let opens = Open { flags: 2, kill_suidgid: false };
+        let (by, root) = (copyhold_fs::Caller::ROOT, fs.root());
+        let tenant = fs.create_subvolume(&by, root, b"tenant", None).await.expect("there is room");
+        let root = FsNode { subvol: tenant, ino: InodeNo::ROOT };
+        let made = fs.create(&by, root, b"file", 0o600, OpenFlags::READ_WRITE, true).await;
+        let (file, root) = (NodeId(made.unwrap().0.node.raw()), NodeId(root.raw()));
+        let owner = fs.volumes().subvol(tenant).unwrap().owner().clone();
+        owner.set_limits(&GroupLimits { high: 1 << 20, ..GroupLimits::default() });
+        let used = owner.charge(MemoryClass::Lookup, 5 << 20);
+
+        let begun = rt.now();
+        let mut delayed: Vec<_> = (0..WRITERS)
+            .map(|at| {
+                let adapter = &adapter;
+                let write = async move {
+                    crowd(adapter).await;
+                    let bytes = BLOCK_BYTES as u64;
+                    adapter.write(BY, file, write(at * bytes), &mut block()).await
+                };
+                Box::pin(write)
+            })
+            .collect();
+        let name = b"new";
+        let mut created = Box::pin(adapter.create(BY, root, name, new_node(), opens));
+        assert!(delayed.iter_mut().all(|write| poll(write.as_mut()).is_none()));
+        assert!(poll(created.as_mut()).is_none());
+        crowd(&adapter).await;
+        adapter.fsync(BY, file, HANDLE, false).await.unwrap();
+        adapter.unlink(BY, root, b"file").await.unwrap();
+        assert!(rt.now() - begun < SHORT, "{} ns", rt.now() - begun);
+        for write in delayed {
+            write.await.unwrap();
+        }
+        created.await.unwrap();
+        assert!(rt.now() - begun >= 2_000_000_000, "they are delayed");
+        drop(used);
+        adapter.destroy().await;
     });
 }

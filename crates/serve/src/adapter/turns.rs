@@ -26,6 +26,8 @@
 //! TURN-Q3  Requests that wait for other processes (locks, questions of programs) take no turn.
 //! TURN-Q4  Two tenants never share a lane. The lanes of a tenant without requests go when others
 //!          have sent requests for a while, or are alone.
+//! TURN-Q5  A request that is delayed because its group is above a limit of memory has no turn
+//!          meanwhile (`fs::throttle`, THROTTLE-T4).
 //!
 //! A request that waits is parked, so its memory is charged to its subvolume, as class `request`.
 
@@ -290,10 +292,10 @@ impl Drop for Held {
 mod tests {
     use std::future::Future;
     use std::pin::{Pin, pin};
-    use std::task::{Context, Poll, Waker};
 
     use copyhold_runtime::{Rt, SeededRuntime};
 
+    use super::super::kernel::poll;
     use super::*;
 
     const ROGUE: SubvolId = SubvolId(2);
@@ -307,13 +309,6 @@ mod tests {
 
     async fn take(turns: &Turns, rt: &dyn Runtime, tenant: SubvolId, bytes: usize) -> Turn {
         turns.take(rt, tenant, || share(tenant), bytes).await
-    }
-
-    fn poll<F: Future>(future: Pin<&mut F>) -> Option<F::Output> {
-        match future.poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(output) => Some(output),
-            Poll::Pending => None,
-        }
     }
 
     fn is_ready<F: Future>(future: Pin<&mut F>) -> bool {
