@@ -2,7 +2,8 @@
 //!
 //! The same trial as that of the job `rogue`, on two filesystems: `on` protects the neighbour by
 //! `low`, `off` has `reclaim=off`, under which no protection counts and dirty data has no parts.
-//! Both keep the data of direct reads. `ARM.beside_to_alone.KIND.CALL` has the ratios.
+//! Both keep the data of direct reads. `ARM.beside_to_alone.KIND.CALL` has the ratios, next to their
+//! figures.
 
 use copyhold_harness::Interrupt;
 
@@ -64,6 +65,7 @@ impl Beside {
     ) -> Result<Vec<Sample>, BenchError> {
         let mut samples = Vec::new();
         for &rogue in &self.rogue {
+            let mut of_rogue = Vec::new();
             for &arm in &self.arms {
                 eprintln!("groups: {}: {rogue}", arm.name());
                 let site = site.with_option(arm.option().into());
@@ -74,11 +76,27 @@ impl Beside {
                         Arm::Off => Ok(()),
                     })
                 })?;
-                samples.extend(of_arm.into_iter().map(|sample| sample.of(arm.name())));
+                of_rogue.extend(of_arm.into_iter().map(|sample| sample.of(arm.name())));
             }
+            samples.extend(by_figure(of_rogue));
         }
         Ok(samples)
     }
+}
+
+/// The arms of each figure next to each other: alone, beside the rogue, and their ratio.
+fn by_figure(mut samples: Vec<Sample>) -> Vec<Sample> {
+    let figures: Vec<String> = samples.iter().map(figure).collect();
+    samples.sort_by_key(|sample| {
+        let first = figures.iter().position(|one| *one == figure(sample));
+        (sample.unit != "us" && sample.unit != "ratio", first)
+    });
+    samples
+}
+
+/// The name behind the arm and the state.
+fn figure(sample: &Sample) -> String {
+    sample.metric().splitn(3, '.').last().unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
@@ -102,5 +120,27 @@ mod tests {
         assert_eq!((&all.rogue[..], &all.arms[..]), (&kinds[..], &[Arm::On, Arm::Off][..]));
         assert_eq!(parsed("x --rogue read --arms off").unwrap().arms, [Arm::Off]);
         assert!(parsed("x --rogue reads").is_err());
+    }
+    #[test]
+    fn the_arms_of_a_figure_are_printed_next_to_each_other() {
+        let of = |name: &str, unit| Sample { metric: name.into(), unit, value: 1.0 };
+        let samples = vec![
+            of("on.alone.read.stat.p50", "us"),
+            of("on.alone.read.stat.p99", "us"),
+            of("on.alone.read.stat.calls", "calls"),
+            of("on.beside_to_alone.read.stat.p99", "ratio"),
+            of("off.alone.read.stat.p50", "us"),
+            of("off.alone.read.stat.p99", "us"),
+        ];
+        let names: Vec<String> = by_figure(samples).into_iter().map(|one| one.metric).collect();
+        let expected = [
+            "on.alone.read.stat.p50",
+            "off.alone.read.stat.p50",
+            "on.alone.read.stat.p99",
+            "on.beside_to_alone.read.stat.p99",
+            "off.alone.read.stat.p99",
+            "on.alone.read.stat.calls",
+        ];
+        assert_eq!(names, expected);
     }
 }
