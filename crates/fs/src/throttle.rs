@@ -15,7 +15,9 @@
 //!              pages back for others, too.
 //! THROTTLE-T4  A front end that has said [`Delays::wait_in_front_end`] waits itself, by
 //!              [`owed_delay`], behind each call that may be delayed: it has ended by then all that
-//!              other requests of the tenant wait for. Without it the call waits here.
+//!              other requests of the tenant wait for in the daemon. Without it the call waits here.
+//!              A debt ends when the group is no longer above its limits, so a program that calls
+//!              this library beside a front end, and does not wait, leaves none for ever.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -50,6 +52,11 @@ pub fn owed_delay(fs: &Filesystem, subvol: SubvolId) -> Option<impl Future<Outpu
     }
     let subvol = fs.subvols.read().get(&subvol).cloned()?;
     let owed = subvol.owed_delay.take()?;
+    let is_over = |limit| subvol.volume.owner().over_limit(limit, 0).is_some();
+    if ![Limit::High, Limit::Max].into_iter().any(is_over) {
+        subvol.owed_delay.forgive();
+        return None;
+    }
     Some(async move { stalled(subvol.volume.owner(), || fs.rt.now(), fs.rt.sleep(owed)).await })
 }
 
@@ -80,6 +87,9 @@ async fn slow(fs: &Filesystem, subvol: &Subvol, bytes: usize, limits: &[Limit]) 
 }
 
 async fn delay(fs: &Filesystem, subvol: &Subvol, bytes: usize, limits: &[Limit]) {
+    if bytes == 0 {
+        return;
+    }
     let pages = bytes.div_ceil(BLOCK_BYTES) as u64;
     let delays = limits.iter().filter_map(|limit| {
         let OverLimit { group, over, .. } = reclaim_over(fs, subvol, *limit)?;

@@ -34,6 +34,11 @@ impl OwedDelay {
         self.0.fetch_add(delay.as_nanos() as u64, Relaxed);
     }
 
+    /// There is no reason for a delay any more.
+    pub fn forgive(&self) {
+        self.0.store(0, Relaxed);
+    }
+
     /// The sum, when it is worth a timer: the delay of the request that takes it. The excess over
     /// the longest delay of one request is left for the others whose delays are in the sum.
     pub fn take(&self) -> Option<Duration> {

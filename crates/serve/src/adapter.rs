@@ -53,7 +53,7 @@ use prune::Pruner;
 use shed::Shedder;
 use tenants::Terms;
 use tokens::Tokens;
-use turns::{Turn, Turns};
+use turns::{Load, Turn, Turns};
 
 pub(crate) use ioctls::Describe;
 pub(crate) use rules::Rules;
@@ -208,8 +208,12 @@ impl Adapter {
 
     /// Waits until a request of this node's tenant may work that moves so many bytes.
     fn turn(&self, node: FsNode, bytes: usize) -> impl Future<Output = Turn> {
+        self.turn_for(node, Load::of(bytes))
+    }
+
+    fn turn_for(&self, node: FsNode, load: Load) -> impl Future<Output = Turn> {
         let share = move || self.share_of(node.subvol);
-        self.turns.take(&**self.fs.pool().runtime(), node.subvol, share, bytes)
+        self.turns.take(&**self.fs.pool().runtime(), node.subvol, share, load)
     }
 
     /// The tenant of a subvolume, and its weight.

@@ -17,6 +17,7 @@ use copyhold_types::SubvolId;
 
 use super::convert::{file_mode, found, judged, known, maker, opened, set_attr, to_open};
 use super::holes::SeekRequest;
+use super::turns::Load;
 use super::{Adapter, answer, convert, ioctls, pages};
 use crate::control;
 use crate::errno::errno;
@@ -275,7 +276,8 @@ impl Operations for Adapter {
     }
 
     async fn fsync(&self, _: Caller, node: NodeId, _: Handle, data_only: bool) -> Reply<()> {
-        let (node, _turn) = self.enter(node, 0).await?;
+        let node = known(node)?;
+        let _turn = self.turn_for(node, Load::FLUSH).await;
         self.fs.fsync(node, data_only).await.map_err(errno)
     }
 
@@ -321,7 +323,8 @@ impl Operations for Adapter {
     }
 
     async fn fsyncdir(&self, _: Caller, node: NodeId, _: Handle, _: bool) -> Reply<()> {
-        let (node, _turn) = self.enter(node, 0).await?;
+        let node = known(node)?;
+        let _turn = self.turn_for(node, Load::FLUSH).await;
         self.fs.fsyncdir(node).await.map_err(errno)
     }
 
@@ -428,8 +431,6 @@ impl Operations for Adapter {
         if ioctls::changes_attributes(ioctl.command) {
             self.forget_attributes(node);
         }
-        // Of a reflink.
-        self.delay(on).await;
         Ok(answer)
     }
 }

@@ -84,7 +84,7 @@ fn block() -> Payload {
 /// Another tenant is there.
 async fn crowd(fs: &Adapter) {
     let other = Share { tenant: 99, ..Share::default() };
-    drop(fs.turns.take(&**fs.fs.pool().runtime(), SubvolId(99), || other, 0).await);
+    drop(fs.turns.take(&**fs.fs.pool().runtime(), SubvolId(99), || other, Load::of(0)).await);
 }
 
 /// The turns that operations take beside another tenant, by name; each succeeds.
