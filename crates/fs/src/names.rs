@@ -50,7 +50,7 @@ use copyhold_types::SubvolId;
 use rustc_hash::FxHashMap;
 
 use crate::inode::{Inode, InodeRef};
-use crate::{NodeId, Options};
+use crate::{NodeId, Options, Sabotage};
 
 use counts::CountCells;
 pub use counts::{NameCounts, NameEvent};
@@ -87,6 +87,8 @@ pub struct AbsentNames {
     /// Names that became entries.
     created: AtomicU64,
     for_front_end: AtomicBool,
+    /// The rule is broken that an entry stays if a look-up hits it meanwhile (NAMES-N3).
+    forgets_asked: bool,
     /// The shard where the last choice began.
     turn: AtomicU64,
 }
@@ -149,6 +151,7 @@ impl AbsentNames {
             gone: Arc::default(),
             created: AtomicU64::new(0),
             for_front_end: AtomicBool::new(false),
+            forgets_asked: options.breaks(Sabotage::ForgetAsked),
             turn: AtomicU64::new(0),
         }
     }

@@ -87,6 +87,8 @@ pub enum Sabotage {
     ForgetListed,
     /// NAMES-N1: a name that a file gets is still known to be absent.
     KeepAbsent,
+    /// NAMES-N3: an entry that was asked for while the front end forgot its name ends.
+    ForgetAsked,
     /// PAGES-K2: a direct write leaves the pages of its range in the front end's cache.
     KeepStalePages,
     /// HOLES-H1: a hole is reported without a write-back of dirty pages that may fill it.
@@ -99,7 +101,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 42] = [
+    pub const ALL: [Sabotage; 43] = [
         Sabotage::PunchInternally,
         Sabotage::ShareUnasked,
         Sabotage::AskUnderTheMap,
@@ -138,6 +140,7 @@ impl Sabotage {
         Sabotage::CountSubdirs,
         Sabotage::ForgetListed,
         Sabotage::KeepAbsent,
+        Sabotage::ForgetAsked,
         Sabotage::KeepStalePages,
         Sabotage::BelieveHoles,
         Sabotage::ForgetNothing,
@@ -149,12 +152,24 @@ impl Filesystem {
     /// Whether this rule is broken ([`crate::Options::sabotage`]). A front end asks it, too.
     #[cfg(feature = "sabotage")]
     pub fn breaks(&self, rule: Sabotage) -> bool {
-        self.options.sabotage == Some(rule)
+        self.options.breaks(rule)
     }
 
     /// No rule is ever broken.
     #[cfg(not(feature = "sabotage"))]
     pub fn breaks(&self, _: Sabotage) -> bool {
+        false
+    }
+}
+
+impl crate::Options {
+    #[cfg(feature = "sabotage")]
+    pub(crate) fn breaks(&self, rule: Sabotage) -> bool {
+        self.sabotage == Some(rule)
+    }
+
+    #[cfg(not(feature = "sabotage"))]
+    pub(crate) fn breaks(&self, _: Sabotage) -> bool {
         false
     }
 }

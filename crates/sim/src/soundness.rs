@@ -13,8 +13,8 @@ pub(crate) fn check_credits(pool: &Pool) {
     assert_eq!(pool.overdrawn(), 0, "ADMIT-A4: transactions used more than their credit");
 }
 
-/// Asserts that edits, dirty and clean data and look-ups are charged exactly once, the edits of
-/// each table to its owner, and that the table of a subvolume has the subvolume's owner.
+/// Asserts that edits, dirty and clean data, nodes and look-ups are charged exactly once, the edits
+/// of each table to its owner, and that the table of a subvolume has the subvolume's owner.
 pub(crate) fn check_charges(fs: &Filesystem) {
     let pool = fs.pool();
     let charged = |class: MemoryClass| pool.memory().charged(class);
@@ -27,6 +27,7 @@ pub(crate) fn check_charges(fs: &Filesystem) {
     assert_eq!(clean.mismatches, 0, "CLEAN-D2: blocks in memory were overwritten on the device");
     let lookups = fs.inodes_and_lookups().1 as i64;
     assert_eq!(charged(MemoryClass::Lookup), lookups * LOOKUP_BYTES as i64, "CHARGE-C1: look-ups");
+    check_names(fs);
     for subvol in fs.volumes().list().into_iter().filter(|subvol| !subvol.is_dying()) {
         let owner = pool.table(subvol.files()).owner();
         assert_eq!(owner.as_ref(), Some(subvol.owner()), "the owner of {}'s table", subvol.id());
@@ -35,6 +36,21 @@ pub(crate) fn check_charges(fs: &Filesystem) {
         let tables = pool.tables().into_iter().filter(|table| table.owner() == Some(owner.clone()));
         let edits: i64 = tables.map(|table| table.weight().bytes).sum();
         assert_eq!(owner.charged(MemoryClass::Edit), edits, "CHARGE-C1: edits of {owner:?}");
+    }
+}
+
+/// Asserts that the entries of absent names are those that came and did not end (NAMES-N2), and
+/// that no subvolume without entries is charged for some.
+fn check_names(fs: &Filesystem) {
+    let figures = fs.names().figures();
+    for row in &figures {
+        assert_eq!(row.counts.live(), row.live, "NAMES-N2: {row:?}");
+    }
+    assert_eq!(figures.iter().map(|row| row.live).sum::<u64>(), fs.names().live(), "NAMES-N2");
+    for subvol in fs.volumes().list() {
+        let has_some = figures.iter().any(|row| row.subvol == subvol.id() && row.live > 0);
+        let charged = subvol.owner().charged(MemoryClass::Name);
+        assert!(charged >= 0 && (has_some || charged == 0), "CHARGE-C1: {charged} for no name");
     }
 }
 

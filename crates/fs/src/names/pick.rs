@@ -113,7 +113,7 @@ impl AbsentNames {
     pub fn finish(&self, victim: &Victim, event: NameEvent) {
         if !victim.expires {
             let mut shard = self.shards[victim.shard].0.lock();
-            shard.finish(&victim.picked, event, &self.scarce);
+            shard.finish(&victim.picked, event, self.forgets_asked, &self.scarce);
         }
     }
 }

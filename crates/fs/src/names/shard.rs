@@ -450,11 +450,17 @@ impl Shard {
 
     /// The front end has forgotten a doomed entry. The entry stays if a look-up found it meanwhile:
     /// the front end may know the name again.
-    pub(super) fn finish(&mut self, picked: &Picked, event: NameEvent, scarce: &Scarce) {
+    pub(super) fn finish(
+        &mut self,
+        picked: &Picked,
+        event: NameEvent,
+        forgets_asked: bool,
+        scarce: &Scarce,
+    ) {
         if !self.is_doomed(picked) {
             return;
         }
-        match self.slab.get(picked.at).has(REF) {
+        match self.slab.get(picked.at).has(REF) && !forgets_asked {
             true => self.spare(picked.at, scarce),
             false => self.end(picked.at, event, scarce),
         }

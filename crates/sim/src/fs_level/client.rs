@@ -1,5 +1,6 @@
 //! A client of a filesystem: its operations under its own names, and its checks while it lives.
 
+mod absent;
 mod data;
 mod fresh;
 mod handles;
@@ -23,6 +24,7 @@ use futures_util::future::{Either, select};
 use futures_util::pin_mut;
 use parking_lot::MutexGuard;
 
+pub(crate) use self::absent::{FrontEnd, Looker, prune};
 pub(crate) use self::handles::Habits;
 pub(crate) use self::memory::Operator;
 pub(crate) use self::quotas::Manager;
@@ -56,6 +58,7 @@ pub(crate) struct Client {
     pub(crate) manager: Manager,
     pub(crate) habits: Habits,
     pub(crate) operator: Operator,
+    pub(crate) looker: Looker,
 }
 
 impl Client {
@@ -74,6 +77,7 @@ impl Client {
         self.manage_quotas().await?;
         self.manage_memory().await?;
         self.follow_habits().await?;
+        self.look_at_names().await?;
         match self.dice.below(100) {
             n if n < self.tenancy => self.live_in_subvolumes().await,
             92..100 if self.exact => self.copy().await,
@@ -160,9 +164,14 @@ impl Client {
     }
 
     fn a_place(&mut self, tree: &Tree) -> Place {
-        let (dir, nth) = (self.a_dir(tree), self.dice.below(NAMES));
+        (self.a_dir(tree), self.a_name())
+    }
+
+    /// A name that only this client uses.
+    fn a_name(&mut self) -> Vec<u8> {
+        let nth = self.dice.below(NAMES);
         let name = collisions::names(self.id).into_iter().nth(nth as usize);
-        (dir, name.unwrap_or_else(|| format!("c{}-{nth}", self.id).into_bytes()))
+        name.unwrap_or_else(|| format!("c{}-{nth}", self.id).into_bytes())
     }
 
     fn a_free_place(&mut self, tree: &Tree) -> Option<Place> {

@@ -13,7 +13,7 @@ use copyhold_pool::{Pool, PoolError};
 use copyhold_runtime::BoxFuture;
 use copyhold_types::{BLOCK_BYTES, SubvolId};
 
-use super::client::{Client, Habits, Manager, Operator};
+use super::client::{self, Client, FrontEnd, Habits, Looker, Manager, Operator};
 use super::collisions;
 use super::goes_on::goes_on;
 use super::second_opinion;
@@ -78,6 +78,10 @@ struct History {
     operating: Dice,
     /// They change their limits.
     limiting: bool,
+    /// These dice choose the limit of absent names, and the clients' look-ups of them.
+    naming: Dice,
+    /// They look at names.
+    looking: bool,
 }
 
 impl History {
@@ -121,6 +125,8 @@ impl History {
         let turning = quotas && managing.one_in(3);
         let mut operating = Dice::new(plan.seed ^ 0x6d_65_6d_6f_72_79);
         let limiting = operating.one_in(3);
+        let mut naming = Dice::new(plan.seed ^ 0x6e_61_6d_65_73);
+        let looking = naming.one_in(3);
         History {
             plan: *plan,
             shape,
@@ -142,6 +148,8 @@ impl History {
             careful,
             operating,
             limiting,
+            naming,
+            looking,
             dice,
         }
     }
@@ -165,8 +173,12 @@ impl History {
         };
         weather.come_over(&machine, &mut self.dice, 28, &self.plan);
         let memory = fs.pool().memory().clone();
-        let clients = self.clients(&fs, weather.shows());
-        let done = machine.run_all(clients);
+        let front_end = self.front_end(&fs);
+        let mut tasks = self.clients(&fs, front_end.as_ref(), weather.shows());
+        if let Some(front_end) = front_end {
+            tasks.push(Box::pin(client::prune(fs.clone(), front_end, self.naming.fork())));
+        }
+        let done = machine.run_all(tasks);
         self.disk = match done {
             Some(()) => self.end(weather, &machine, fs),
             None if weather.kills() => self.kill(&machine),
@@ -207,7 +219,25 @@ impl History {
         true
     }
 
-    fn clients(&mut self, fs: &Arc<Filesystem>, forgiving: bool) -> Vec<BoxFuture<'static, ()>> {
+    /// The front end of this life, if its clients look at absent names: there are none, few, or
+    /// as many as they like, and the front end keeps them or not.
+    fn front_end(&mut self, fs: &Filesystem) -> Option<Arc<FrontEnd>> {
+        if !self.looking {
+            return None;
+        }
+        fs.names().set_limit(self.naming.pick(&[0, 8, 65_536]));
+        if self.naming.one_in(2) {
+            fs.names().keep_for_front_end();
+        }
+        Some(Arc::default())
+    }
+
+    fn clients(
+        &mut self,
+        fs: &Arc<Filesystem>,
+        front_end: Option<&Arc<FrontEnd>>,
+        forgiving: bool,
+    ) -> Vec<BoxFuture<'static, ()>> {
         let operations = self.dice.magnitude(9) / self.clients;
         (0..self.clients as usize)
             .map(|id| {
@@ -217,6 +247,8 @@ impl History {
                 let manager = Manager { dice: self.managing.fork(), promises, turns };
                 let habits = Habits::new(self.habits.fork(), self.careful);
                 let operator = Operator { dice: self.operating.fork(), limits: self.limiting };
+                let front_end = front_end.cloned();
+                let looker = Looker { dice: self.naming.fork(), front_end };
                 let client = Client {
                     id,
                     fs,
@@ -228,6 +260,7 @@ impl History {
                     manager,
                     habits,
                     operator,
+                    looker,
                 };
                 self.outcome.operations += operations;
                 Box::pin(client.live(operations)) as BoxFuture<'static, ()>

@@ -459,3 +459,8 @@ fn files_that_stay_when_all_look_ups_are_given_back_are_noticed() {
 fn a_name_that_stays_absent_when_a_file_gets_it_is_noticed() {
     is_noticed_at(Level::Fs, OfFiles::KeepAbsent, None);
 }
+
+#[test]
+fn an_entry_that_ends_although_the_front_end_knows_its_name_again_is_noticed() {
+    is_noticed_at(Level::Fs, OfFiles::ForgetAsked, None);
+}

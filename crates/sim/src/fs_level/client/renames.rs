@@ -68,7 +68,13 @@ impl Client {
             world.brings(self.id, if exchange { &touched } else { &touched[..1] });
         }
         let root = &Caller::ROOT;
-        let renamed = self.fs.rename(root, from_dir, &from.1, to_dir, &to.1, flags).await;
+        let renamed = loop {
+            let tried = self.fs.rename(root, from_dir, &from.1, to_dir, &to.1, flags).await;
+            if !matches!(tried, Err(FsError::Stale)) || !self.may_be_in_flight() {
+                break tried;
+            }
+            self.pause(16).await;
+        };
         let renamed = self.given(name, renamed)?;
         self.end(renamed.is_some());
         Ok(())
