@@ -2,8 +2,7 @@
 //!
 //! The same trial as that of the job `rogue`, on two filesystems: `on` protects the neighbour by
 //! `low`, `off` has `reclaim=off`, under which no protection counts and dirty data has no parts.
-//! Both keep the data of direct reads. `ARM.beside_to_alone.KIND.CALL` has the ratios, next to their
-//! figures.
+//! Both keep the data of direct reads. `ARM.beside_to_alone.KIND.CALL` has the ratios.
 
 use copyhold_harness::Interrupt;
 

@@ -92,7 +92,7 @@ impl Grow {
             let mut any = Places::random(blocks, set);
             for turn in 0..self.grow_turns * blocks {
                 read(&files[0], &mut any, interrupt)?;
-                if turn % EAGERNESS == 0 {
+                if turn.is_multiple_of(EAGERNESS) {
                     read(&files[1], &mut next, interrupt)?;
                 }
             }

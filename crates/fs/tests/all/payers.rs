@@ -154,7 +154,7 @@ async fn change(
     let mut pick = |of: &[Made]| of[random.next_u64() as usize % of.len()];
     let (one, other) = (pick(made), pick(made));
     let old = one.name.to_string();
-    let dir = if next % 3 == 0 { ROOT } else { root_of(other.subvol) };
+    let dir = if next.is_multiple_of(3) { ROOT } else { root_of(other.subvol) };
     let name = next.to_string();
     match random.next_u64() % 8 {
         0..=3 => {
