@@ -39,7 +39,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use copyhold_fs::{
-    Absent, FileKind, Filesystem, FsError, NodeId as FsNode, SubvolumeCalls, owed_delay,
+    Absent, Attr, FileKind, Filesystem, FsError, NodeId as FsNode, SubvolumeCalls, owed_delay,
 };
 use copyhold_fuse::protocol::{
     AttrReply, Caller, Entry, Ids, Ioctl, IoctlReply, Lookup, NodeId, Settings,
@@ -47,7 +47,7 @@ use copyhold_fuse::protocol::{
 use copyhold_fuse::{Errno, Notifier, Reply, Share};
 use copyhold_types::SubvolId;
 
-use convert::{answer, found, known};
+use convert::{ATTRIBUTES_VALID, known};
 use pages::Pages;
 use prune::Pruner;
 use shed::Shedder;
@@ -130,19 +130,42 @@ impl Adapter {
         self.closed.get().cloned().unwrap_or(Ok(()))
     }
 
+    /// How long the kernel may believe these attributes (PRUNE-P4).
+    fn validity(&self, attr: &Attr) -> Duration {
+        let each_path_asks =
+            attr.kind == FileKind::Directory && prune::is_short_for(&self.fs, attr.node.subvol);
+        if each_path_asks { Duration::ZERO } else { ATTRIBUTES_VALID }
+    }
+
+    fn answer(&self, attr: &Attr) -> AttrReply {
+        convert::answer(attr, self.validity(attr))
+    }
+
+    fn entry(&self, entry: &copyhold_fs::Entry) -> Entry {
+        convert::found(entry, self.validity(&entry.attr))
+    }
+
     /// An entry that the kernel will hold.
     fn held(&self, entry: &copyhold_fs::Entry) -> Entry {
         self.shedder.look_at(&self.fs, self.notifier.get());
-        found(entry)
+        self.entry(entry)
     }
 
-    /// The entry of a name that was made now (PRUNE-P3).
-    fn made(&self, parent: FsNode, name: &[u8], entry: &copyhold_fs::Entry) -> Entry {
-        let mut held = self.held(entry);
+    /// The entry of a name without a look-up (PRUNE-P3).
+    fn named(&self, parent: FsNode, name: &[u8], entry: &copyhold_fs::Entry) -> Entry {
+        let mut named = self.entry(entry);
         if self.pruner.flights.has(parent, name) {
-            held.entry_valid = Duration::ZERO;
+            named.entry_valid = Duration::ZERO;
         }
-        held
+        named
+    }
+
+    /// The entry of a name that was made now.
+    fn made(&self, by: Caller, parent: FsNode, name: &[u8], entry: &copyhold_fs::Entry) -> Entry {
+        // If the call has looked the name up, that name is not one that does not exist.
+        self.pruner.debts.take(by.pid, parent.subvol);
+        self.shedder.look_at(&self.fs, self.notifier.get());
+        self.named(parent, name, entry)
     }
 
     /// The answer to a look-up that has found this; see PRUNE-P3.
@@ -160,18 +183,27 @@ impl Adapter {
         Err(Errno::ESTALE)
     }
 
-    /// To be called when there may be more names that do not exist.
     fn prune(&self) {
         self.pruner.look_at(&self.fs, self.notifier.get());
     }
 
-    fn absent(&self, parent: FsNode, absent: Absent) -> Lookup {
+    fn absent(&self, by: Caller, parent: FsNode, absent: Absent) -> Lookup {
         self.prune();
         if absent.is_over {
+            self.pruner.debts.note(by.pid, parent.subvol);
             // The next path is to request them (PRUNE-P4).
             self.forget_attributes(NodeId(parent.raw()));
         }
         Lookup::Absent { valid: absent.valid }
+    }
+
+    /// To be called behind a change that has left a name that does not exist. The kernel has no
+    /// attributes of the directory then.
+    fn left(&self, thread: u32, parent: FsNode) {
+        self.prune();
+        if prune::is_over(&self.fs, parent.subvol) {
+            self.pruner.debts.note(thread, parent.subvol);
+        }
     }
 
     /// The caller of a rename from one subvolume to another: an owner by the ids of the request
@@ -190,20 +222,15 @@ impl Adapter {
         }
     }
 
-    async fn attributes(&self, node: NodeId) -> Reply<AttrReply> {
+    async fn attributes(&self, by: Caller, node: NodeId) -> Reply<AttrReply> {
         let node = known(node)?;
-        let attr = self.fs.getattr(node).await.map_err(errno)?;
-        if self.fs.names().is_short() && attr.kind == FileKind::Directory {
-            return Box::pin(self.attributes_when_short(node)).await;
+        let mut attr = self.fs.getattr(node).await.map_err(errno)?;
+        let is_dir = attr.kind == FileKind::Directory;
+        if is_dir && self.fs.names().is_short() && self.pruner.debts.take(by.pid, node.subvol) {
+            Box::pin(self.pruner.hold(&self.fs, node)).await;
+            attr = self.fs.getattr(node).await.map_err(errno)?;
         }
-        Ok(answer(&attr))
-    }
-
-    /// Those of a directory while entries for names are scarce (PRUNE-P4).
-    async fn attributes_when_short(&self, dir: FsNode) -> Reply<AttrReply> {
-        let each_path_asks = self.pruner.hold(&self.fs, dir).await;
-        let attr = answer(&self.fs.getattr(dir).await.map_err(errno)?);
-        Ok(if each_path_asks { AttrReply { valid: Duration::ZERO, ..attr } } else { attr })
+        Ok(self.answer(&attr))
     }
 
     /// Waits until a request of this node's tenant may work that moves so many bytes.
@@ -280,6 +307,7 @@ impl Adapter {
         let deleted = calls.remove_empty(parent, name).await.map_err(errno)?;
         // The entry it forgets itself, having been asked to remove it.
         self.kernel_forgets(tenants::Changed { stale: deleted.stale, ..Default::default() }).await;
+        self.left(by.pid, parent);
         Ok(())
     }
 }

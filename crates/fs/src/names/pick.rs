@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use copyhold_memory::MemoryOwner;
 
 use super::shard::{Picked, Shard};
-use super::{AbsentNames, NameEvent, SHARDS, excess};
+use super::{AbsentNames, NameEvent, SHARDS};
 use crate::NodeId;
 
 /// An entry that the front end is to forget.
@@ -40,12 +40,6 @@ impl AbsentNames {
     pub fn is_full(&self) -> bool {
         let limit = self.scarce.limit();
         limit > 0 && self.scarce.used() >= limit
-    }
-
-    /// Whether half of the excess beyond the limit is used (NAMES-N5).
-    pub fn is_crowded(&self) -> bool {
-        let limit = self.limit();
-        limit > 0 && self.published() > limit + excess(limit) / 2
     }
 
     /// Whether entries of this tenant are to be removed ahead of the limit.

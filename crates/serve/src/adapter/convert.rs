@@ -13,7 +13,7 @@ use copyhold_fuse::protocol::{
 /// Names change only through the kernel, which knows what it changes.
 const NAMES_VALID: Duration = Duration::from_secs(24 * 3600);
 /// So do attributes, but for one: the space that a file takes is known once its data is written.
-const ATTRIBUTES_VALID: Duration = Duration::from_secs(60);
+pub(super) const ATTRIBUTES_VALID: Duration = Duration::from_secs(60);
 
 const ACCESS_MODES: u32 = 0o3;
 const WRITE_ONLY: u32 = 0o1;
@@ -130,17 +130,19 @@ fn attr(attr: &copyhold_fs::Attr) -> Attr {
     }
 }
 
-pub(super) fn answer(found: &copyhold_fs::Attr) -> AttrReply {
-    AttrReply { attr: attr(found), valid: ATTRIBUTES_VALID }
+/// `valid`: how long the kernel may believe the attributes (`Adapter::validity`).
+pub(super) fn answer(found: &copyhold_fs::Attr, valid: Duration) -> AttrReply {
+    AttrReply { attr: attr(found), valid }
 }
 
-pub(super) fn found(entry: &copyhold_fs::Entry) -> Entry {
+/// `attr_valid`: as in [`answer`].
+pub(super) fn found(entry: &copyhold_fs::Entry, attr_valid: Duration) -> Entry {
     Entry {
         node: node_id(entry.node),
         generation: entry.attr.generation.into(),
         attr: attr(&entry.attr),
         entry_valid: NAMES_VALID,
-        attr_valid: ATTRIBUTES_VALID,
+        attr_valid,
     }
 }
 

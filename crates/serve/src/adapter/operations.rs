@@ -3,7 +3,6 @@
 //! Content that changes is in `content`, ioctls are in `ioctls`.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use copyhold_fs::{FsError, ListFlags, Looked, ReadFlags, RenameFlags, Seek, Uses, XattrSet};
 use copyhold_fuse::protocol::{
@@ -15,10 +14,10 @@ use copyhold_fuse::{Errno, Operations, Payload, Reply, Share};
 use copyhold_memory::{MemoryCharge, MemoryClass};
 use copyhold_types::SubvolId;
 
-use super::convert::{file_mode, found, judged, known, maker, opened, set_attr, to_open};
+use super::convert::{file_mode, judged, known, maker, opened, set_attr, to_open};
 use super::holes::SeekRequest;
 use super::turns::Load;
-use super::{Adapter, answer, convert, ioctls, pages};
+use super::{Adapter, convert, ioctls, pages};
 use crate::control;
 use crate::errno::errno;
 
@@ -67,7 +66,7 @@ impl Operations for Adapter {
         self.share_of(known(node).map_or(SubvolId::ROOT, |node| node.subvol))
     }
 
-    async fn lookup(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<Lookup> {
+    async fn lookup(&self, by: Caller, parent: NodeId, name: &[u8]) -> Reply<Lookup> {
         let parent = known(parent)?;
         let looked_up = match name {
             b"." => self.fs.lookup_node(parent).await.map(Looked::Found),
@@ -75,20 +74,20 @@ impl Operations for Adapter {
         };
         match looked_up {
             Ok(Looked::Found(entry)) => self.found(parent, name, &entry).await,
-            Ok(Looked::Absent(absent)) => Ok(self.absent(parent, absent)),
+            Ok(Looked::Absent(absent)) => Ok(self.absent(by, parent, absent)),
             Err(error) => Err(errno(error)),
         }
     }
 
-    async fn getattr(&self, _: Caller, node: NodeId, _: Option<Handle>) -> Reply<AttrReply> {
-        self.attributes(node).await
+    async fn getattr(&self, by: Caller, node: NodeId, _: Option<Handle>) -> Reply<AttrReply> {
+        self.attributes(by, node).await
     }
 
-    async fn statx(&self, _: Caller, node: NodeId, _: Option<Handle>) -> Reply<AttrReply> {
+    async fn statx(&self, by: Caller, node: NodeId, _: Option<Handle>) -> Reply<AttrReply> {
         if !self.tells_births {
             return Err(Errno::ENOSYS);
         }
-        self.attributes(node).await
+        self.attributes(by, node).await
     }
 
     async fn setattr(&self, by: Caller, node: NodeId, set: SetAttr) -> Reply<AttrReply> {
@@ -98,7 +97,7 @@ impl Operations for Adapter {
         set.empties &= self.fs.uses(node).has(Uses::WRITER);
         let _turn = self.turn(node, 0).await;
         let changed = self.fs.setattr(&judged(by), node, &set).await;
-        changed.map(|attr| answer(&attr)).map_err(errno)
+        changed.map(|attr| self.answer(&attr)).map_err(errno)
     }
 
     async fn readlink(&self, _: Caller, node: NodeId) -> Reply<Vec<u8>> {
@@ -117,7 +116,7 @@ impl Operations for Adapter {
         let (parent, turn) = self.enter(parent, target.len()).await?;
         let made = self.fs.symlink(&caller, parent, name, target).await;
         self.end_turn_delayed(turn, parent).await;
-        made.map(|entry| self.made(parent, name, &entry)).map_err(errno)
+        made.map(|entry| self.made(by, parent, name, &entry)).map_err(errno)
     }
 
     async fn mknod(
@@ -131,7 +130,7 @@ impl Operations for Adapter {
         let (parent, turn) = self.enter(parent, 0).await?;
         let made = self.fs.mknod(&caller, parent, name, new.mode, new.rdev).await;
         self.end_turn_delayed(turn, parent).await;
-        made.map(|entry| self.made(parent, name, &entry)).map_err(errno)
+        made.map(|entry| self.made(by, parent, name, &entry)).map_err(errno)
     }
 
     async fn mkdir(
@@ -145,7 +144,7 @@ impl Operations for Adapter {
         let (parent, turn) = self.enter(parent, 0).await?;
         let made = self.fs.mkdir(&caller, parent, name, file_mode(&new)).await;
         self.end_turn_delayed(turn, parent).await;
-        made.map(|entry| self.made(parent, name, &entry)).map_err(errno)
+        made.map(|entry| self.made(by, parent, name, &entry)).map_err(errno)
     }
 
     async fn create(
@@ -165,7 +164,7 @@ impl Operations for Adapter {
         let made = self.fs.create(&caller, parent, name, mode, flags, exclusive).await;
         self.end_turn_delayed(turn, parent).await;
         let (entry, is_new) = made.map_err(errno)?;
-        Ok((self.made(parent, name, &entry), opened(&open, !is_new && flags.write)))
+        Ok((self.made(by, parent, name, &entry), opened(&open, !is_new && flags.write)))
     }
 
     async fn tmpfile(
@@ -188,11 +187,11 @@ impl Operations for Adapter {
         made.map(|entry| (self.held(&entry), opened(&open, false))).map_err(errno)
     }
 
-    async fn unlink(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
+    async fn unlink(&self, by: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
         let (parent, _turn) = self.enter(parent, 0).await?;
-        let removed = self.fs.unlink(parent, name).await;
-        self.prune();
-        removed.map_err(errno)
+        self.fs.unlink(parent, name).await.map_err(errno)?;
+        self.left(by.pid, parent);
+        Ok(())
     }
 
     async fn rmdir(&self, by: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
@@ -200,10 +199,13 @@ impl Operations for Adapter {
         let turn = self.turn(parent, 0).await;
         let removed = self.fs.rmdir(parent, name).await;
         drop(turn);
-        self.prune();
         match removed {
             Err(FsError::IsSubvolume(_)) => Box::pin(self.remove_subvolume(by, parent, name)).await,
-            removed => removed.map_err(errno),
+            removed => {
+                removed.map_err(errno)?;
+                self.left(by.pid, parent);
+                Ok(())
+            }
         }
     }
 
@@ -225,17 +227,21 @@ impl Operations for Adapter {
         } else {
             judged(by)
         };
+        let (thread, leaves_a_name) = (by.pid, !flags.exchange && !flags.whiteout);
         let _turn = self.turn(from, 0).await;
         let renamed = self.fs.rename(&caller, from, rename.name, to, rename.new_name, flags).await;
-        self.prune();
-        renamed.map_err(errno)
+        renamed.map_err(errno)?;
+        if leaves_a_name {
+            self.left(thread, from);
+        }
+        Ok(())
     }
 
-    async fn link(&self, _: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> Reply<Entry> {
+    async fn link(&self, by: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> Reply<Entry> {
         let (node, parent) = (known(node)?, known(parent)?);
         let _turn = self.turn(parent, 0).await;
         let linked = self.fs.link(node, parent, name).await;
-        linked.map(|entry| self.made(parent, name, &entry)).map_err(errno)
+        linked.map(|entry| self.made(by, parent, name, &entry)).map_err(errno)
     }
 
     async fn open(&self, _: Caller, node: NodeId, open: Open) -> Reply<Opened> {
@@ -303,12 +309,8 @@ impl Operations for Adapter {
             };
             match entry.attr {
                 Some(attr) => {
-                    let mut found = found(&copyhold_fs::Entry { node: entry.node, attr });
-                    // PRUNE-P3.
-                    if self.pruner.flights.has(dir, entry.name) {
-                        found.entry_valid = Duration::ZERO;
-                    }
-                    entries.push_plus(&found, plain)
+                    let found = copyhold_fs::Entry { node: entry.node, attr };
+                    entries.push_plus(&self.named(dir, entry.name, &found), plain)
                 }
                 None => entries.push(plain),
             }

@@ -5,9 +5,8 @@
 //!           name by then, the kernel drops that, with all that is mounted on it.
 //! Idea.     Threads of their own take entries from [`AbsentNames`], those not asked for lately,
 //!           and notify the kernel of each: one thread at a tenth of a processor ahead of the
-//!           limit, more without that bound at the limit, while the tenant above its part is held
-//!           back. The name under way is known ([`Flights`]) until the kernel has
-//!           answered.
+//!           limit, more without that bound at the limit, while the threads that add names are held
+//!           back. The name under way is known ([`Flights`]) until the kernel has answered.
 //!
 //! PRUNE-P1  No thread that answers requests sends these notifications: the kernel waits in them
 //!           for the lock of the directory, whose owner may wait for an answer.
@@ -22,20 +21,23 @@
 //!           with the lock; the answer is ESTALE behind it, too. A rename answers without a
 //!           validity: it is refused with ESTALE while its new name is in flight.
 //! PRUNE-P4  The answer to a look-up keeps the lock of its directory shared, which a notification
-//!           needs alone. So no look-up is delayed. A tenant above its part is held where it has no
-//!           lock: each path through a directory requests its attributes first, and that answer
-//!           waits as long as the limit is reached, up to a bound. The attributes are valid for no
-//!           time while entries of the tenant are removed ahead of the limit, and before a look-up
-//!           at the limit is answered, the kernel is notified that it has none. A creation requests
-//!           them with the lock: so while a flight waits for the lock longer than [`STUCK`], one
-//!           request is answered every millisecond. One thread at a time notifies of names of a
-//!           directory.
-//! PRUNE-P5  So each process of a tenant adds one name at most for each [`HOLD`], and one for each
-//!           [`LONG_HOLD`] when half of the excess is used (NAMES-N5). The excess is used up only
-//!           if the kernel forgets fewer than that.
+//!           needs alone. So no look-up is delayed. A thread that has added a name, by a look-up or
+//!           a removal, while the limit is reached and its group is above its part, is held at its
+//!           next request for attributes of a directory of that subvolume ([`Debts`]). Each path
+//!           through a directory requests them, without a lock: all answers with attributes of
+//!           directories of such a group are valid for no time from the moment when entries are
+//!           removed ahead of the limit, and before a look-up at the limit is answered, the kernel
+//!           is notified that it has none. A thread without such a name waits nowhere.
+//! PRUNE-P5  So each thread adds one name at most for each [`HOLD`] while the limit is reached, as
+//!           long as at most [`HELD_MAX`](debts::HELD_MAX) of the subvolume wait. A thread owes
+//!           nothing when it begins. A call that looks a name up with the lock of the directory, to
+//!           make it, may request the attributes with that lock, and pays for its own look-up then:
+//!           so while a flight waits for the lock longer than [`STUCK`], one request is answered
+//!           every millisecond. One thread at a time notifies of names of a directory.
 //!
 //! Not closed: a mount on the descriptor that a creation has returned.
 
+mod debts;
 #[cfg(test)]
 mod tests;
 
@@ -47,10 +49,13 @@ use std::time::{Duration, Instant};
 use copyhold_fs::{AbsentNames, Filesystem, NameEvent, NodeId as FsNode, Victim};
 use copyhold_fuse::protocol::{NodeId, Notification};
 use copyhold_fuse::{Errno, Notifier};
+use copyhold_memory::MemoryOwner;
 use copyhold_runtime::Rt;
 use copyhold_sync::{Mutex, of};
 use copyhold_types::SubvolId;
 use event_listener::Event;
+
+use debts::Debts;
 
 /// Names of one run: at least, and at most.
 const RUN: (u64, u64) = (256, 65_536);
@@ -68,9 +73,8 @@ const STEP: usize = 64;
 const THREADS: usize = 8;
 /// Between two looks at the flights or the limit.
 const LOOK: Duration = Duration::from_millis(1);
-/// Longest wait of attributes at the limit, in looks; and when half of the excess is used.
+/// Longest wait of attributes at the limit, in looks.
 const HOLD: u32 = 50;
-const LONG_HOLD: u32 = 1000;
 /// A flight that lasts longer waits for the lock of its directory.
 const STUCK: Duration = Duration::from_millis(3);
 /// The longest wait of a look-up for a name in flight.
@@ -133,13 +137,14 @@ impl Flights {
 
     /// Whether a flight waits for the lock of this directory, which the caller may have. Answers
     /// one caller, and the next one later.
-    fn is_stuck_in(&self, dir: FsNode) -> bool {
+    fn is_stuck_in(&self, dir: FsNode, now: Instant) -> bool {
         if self.count.load(Ordering::SeqCst) == 0 {
             return false;
         }
         let mut all = self.all.lock();
-        let stuck = all.iter_mut().find(|of| of.dir == dir && of.since.elapsed() > STUCK);
-        stuck.map(|flying| flying.since = Instant::now() - (STUCK - LOOK)).is_some()
+        let is_stuck = |of: &Flying| now.saturating_duration_since(of.since) > STUCK;
+        let stuck = all.iter_mut().find(|of| of.dir == dir && is_stuck(of));
+        stuck.map(|flying| flying.since = now - (STUCK - LOOK)).is_some()
     }
 
     /// Waits until the name is not in flight, up to a bound.
@@ -167,6 +172,7 @@ impl Drop for Flight<'_> {
 #[derive(Default)]
 pub(super) struct Pruner {
     pub(super) flights: Arc<Flights>,
+    pub(super) debts: Debts,
     pruning: Arc<AtomicUsize>,
     forcing: Arc<AtomicUsize>,
 }
@@ -236,23 +242,19 @@ impl Pruner {
         }
     }
 
-    /// Holds the attributes of a directory, while the limit is reached, of a tenant above its part;
-    /// whether each path is to request them (PRUNE-P4).
-    pub(super) async fn hold(&self, fs: &Filesystem, dir: FsNode) -> bool {
-        let Some(subvol) = fs.volumes().subvol(dir.subvol) else { return false };
-        let (names, owner, mut looks) = (fs.names(), subvol.owner(), 0);
-        let is_held = |looks: u32| {
-            let most = if names.is_crowded() { LONG_HOLD } else { HOLD };
-            looks < most && names.is_over(owner) && !self.flights.is_stuck_in(dir)
-        };
-        while is_held(looks) {
+    /// Holds a request of a thread that has added a name, while the limit is reached, and its group
+    /// is above its part (PRUNE-P4).
+    pub(super) async fn hold(&self, fs: &Filesystem, dir: FsNode) {
+        let Some(_held) = self.debts.hold(dir.subvol) else { return };
+        let mut looks = 0;
+        let is_free = || !is_over(fs, dir.subvol) || self.flights.is_stuck_in(dir, Instant::now());
+        while looks < HOLD && !is_free() {
             fs.pool().runtime().sleep(LOOK).await;
             looks += 1;
         }
         if looks > 0 {
-            names.note_delay(dir.subvol, looks * LOOK);
+            fs.names().note_delay(dir.subvol, looks * LOOK);
         }
-        names.is_short_for(owner)
     }
 
     /// Has the kernel forget all names of a subvolume that do not exist.
@@ -267,6 +269,18 @@ impl Pruner {
         });
         listener.await;
     }
+}
+
+/// Whether the limit is reached, and the group of the subvolume is above its part.
+pub(super) fn is_over(fs: &Filesystem, subvol: SubvolId) -> bool {
+    let is_over = |owner: &MemoryOwner| fs.names().is_over(owner);
+    fs.names().is_full() && fs.volumes().subvol(subvol).is_some_and(|of| is_over(of.owner()))
+}
+
+/// Whether names of the group of the subvolume are removed ahead of the limit.
+pub(super) fn is_short_for(fs: &Filesystem, subvol: SubvolId) -> bool {
+    let is_short = |owner: &MemoryOwner| fs.names().is_short_for(owner);
+    fs.names().is_short() && fs.volumes().subvol(subvol).is_some_and(|of| is_short(of.owner()))
 }
 
 /// Threads at the limit: more, the further it is passed.

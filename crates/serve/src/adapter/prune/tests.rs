@@ -5,7 +5,9 @@ use std::pin::pin;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::task::Poll;
 
-use copyhold_fuse::protocol::{Caller, Entry, Extensions, Ids, Lookup, NewNode, Rename};
+use copyhold_fuse::protocol::{
+    Caller, Entry, Extensions, Ids, Lookup, NewNode, Rename, SetAttr, SetTime,
+};
 use copyhold_fuse::{Listener, Operations, Reply};
 use copyhold_runtime::Executors;
 
@@ -178,36 +180,120 @@ fn a_name_that_is_asked_for_in_flight_stays_known() {
     world.end();
 }
 
-#[test]
-fn attributes_of_a_directory_are_held_at_the_limit_and_requested_for_each_path() {
-    let world = World::new();
-    let attributes = || {
-        let answer = world.executors.block_on(world.adapter.getattr(BY, ROOT, None));
-        let counts = world.fs.names().totals();
-        (answer.expect("it is there").valid, counts[NameEvent::DelayUs] / 1000)
-    };
-    assert!(!attributes().0.is_zero());
-    world.fs.names().set_limit(400);
-    let fill = |numbers: std::ops::Range<u32>| {
-        for number in numbers {
+impl World {
+    /// The limit is `limit`, and there are so many names.
+    fn fill(&self, limit: u64, names: std::ops::Range<u32>) {
+        self.fs.names().set_limit(limit);
+        for number in names {
             let name = format!("name-{number}");
-            let looked = world.fs.look(FsNode::ROOT, name.as_bytes());
-            world.executors.block_on(looked).expect("it is looked up");
+            let looked = self.fs.look(FsNode::ROOT, name.as_bytes());
+            self.executors.block_on(looked).expect("it is looked up");
         }
+    }
+
+    /// The validity of the root directory's attributes for a thread, and the milliseconds for which
+    /// the request was held.
+    fn attributes(&self, thread: u32) -> (Duration, u64) {
+        let delay = || self.fs.names().totals()[NameEvent::DelayUs] / 1000;
+        let before = delay();
+        let by = Caller { pid: thread, ..BY };
+        let answer = self.executors.block_on(self.adapter.getattr(by, ROOT, None));
+        (answer.expect("it is there").valid, delay() - before)
+    }
+
+    /// A name that a thread adds. No thread is begun that removes one.
+    fn owes(&self, thread: u32) {
+        self.adapter.pruner.debts.note(thread, SubvolId::ROOT);
+    }
+}
+
+const HELD: (Duration, u64) = (Duration::ZERO, HOLD as u64);
+const NOT_HELD: (Duration, u64) = (Duration::ZERO, 0);
+
+#[test]
+fn a_thread_waits_at_the_limit_once_for_each_name_that_it_added() {
+    let world = World::new();
+    assert!(!world.attributes(1).0.is_zero());
+    world.fill(400, 0..396);
+    world.owes(1);
+    assert_eq!(world.attributes(1), NOT_HELD, "below the limit");
+    world.fill(400, 396..440);
+    for _ in 0..2 {
+        world.owes(1);
+        assert_eq!(world.attributes(2), NOT_HELD, "PRUNE-P4: another thread owes that");
+        assert_eq!(world.attributes(1), HELD, "PRUNE-P5");
+        assert_eq!(world.attributes(1), NOT_HELD, "PRUNE-P4: no new name");
+    }
+    world.owes(0);
+    assert_eq!([world.attributes(0), world.attributes(0)], [HELD, NOT_HELD]);
+    world.fs.names().set_limit(10_000);
+    assert!(!world.attributes(1).0.is_zero());
+    world.end();
+}
+
+#[test]
+fn look_ups_and_removals_at_the_limit_leave_a_debt_and_a_creation_pays_it() {
+    let world = World::new();
+    let owes = |by: Caller| world.adapter.pruner.debts.take(by.pid, SubvolId::ROOT);
+    let by = Caller { pid: 5, ..BY };
+    let new = || NewNode { mode: 0o755, umask: 0, rdev: 0, extensions: Extensions::default() };
+    let look = |name: &'static [u8]| {
+        let looked = world.executors.block_on(world.adapter.lookup(by, ROOT, name));
+        assert!(is_absent(&looked));
     };
-    fill(0..396);
-    assert_eq!(attributes(), (Duration::ZERO, 0), "PRUNE-P4");
-    fill(396..440);
-    let (hold, long_hold) = (u64::from(HOLD), u64::from(LONG_HOLD));
-    assert_eq!(attributes(), (Duration::ZERO, hold), "PRUNE-P5");
-    fill(440..600);
-    assert_eq!(attributes(), (Duration::ZERO, hold + long_hold), "PRUNE-P5");
-    // This begins threads that remove names.
-    assert!(is_absent(&world.look(b"name-600")));
+    for name in [&b"a"[..], b"b"] {
+        world.make(name);
+    }
+    look(b"below");
+    assert!(!owes(by));
+    // Threads that remove names wait for the test.
+    let (land, ends) = channel();
+    *world.gate.ends.lock() = Some(ends);
+    world.fill(400, 0..440);
+    look(b"new");
     let notified = world.gate.attributes.load(Ordering::Relaxed);
     assert_eq!(notified, 1, "PRUNE-P4: the kernel has no attributes");
-    world.fs.names().set_limit(10_000);
-    assert!(!attributes().0.is_zero());
+    assert!(owes(by) && !owes(by), "PRUNE-P4");
+    look(b"new");
+    assert!(!owes(by), "the name is not new");
+    world.executors.block_on(world.adapter.rmdir(by, ROOT, b"a")).expect("it is removed");
+    assert!(owes(by), "PRUNE-P4");
+    let rename = Rename { name: b"b", new_parent: ROOT, new_name: b"c", flags: 0 };
+    world.executors.block_on(world.adapter.rename(by, ROOT, rename)).expect("it is renamed");
+    assert!(owes(by), "PRUNE-P4");
+    look(b"made");
+    world.executors.block_on(world.adapter.mkdir(by, ROOT, b"made", new())).expect("it is made");
+    assert!(!owes(by), "the name exists");
+    drop(land);
+    world.end();
+}
+
+/// PRUNE-P4: each kind of answer that has attributes of a directory.
+#[test]
+fn attributes_of_a_directory_are_valid_for_no_time_in_each_answer_while_names_are_short() {
+    let world = World::new();
+    let (adapter, run) = (&world.adapter, &world.executors);
+    world.make(b"dir");
+    let validities = |made: &[u8]| -> Vec<(&str, Duration)> {
+        let time = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
+        let set = run.block_on(adapter.setattr(BY, ROOT, time)).expect("it is set").valid;
+        let Ok(Lookup::Found(found)) = world.look(b"dir") else { panic!("it is there") };
+        let statx = run.block_on(adapter.statx(BY, ROOT, None)).expect("it is there").valid;
+        let got = run.block_on(adapter.getattr(BY, ROOT, None)).expect("it is there").valid;
+        let made = world.make(made).attr_valid;
+        let node = FsNode::from_raw(found.node.0).expect("it is a node");
+        let attr = run.block_on(world.fs.getattr(node)).expect("it is there");
+        let entry = copyhold_fs::Entry { node, attr };
+        let listed = adapter.named(FsNode::ROOT, b"dir", &entry).attr_valid;
+        let looked_up = ("lookup", found.attr_valid);
+        let asked = [("getattr", got), ("statx", statx), ("setattr", set)];
+        [&asked[..], &[looked_up, ("readdir", listed), ("mkdir", made)]].concat()
+    };
+    let before = validities(b"one");
+    assert!(before.iter().all(|(_, valid)| !valid.is_zero()), "{before:?}");
+    world.fill(400, 0..396);
+    let short = validities(b"two");
+    assert!(short.iter().all(|(_, valid)| valid.is_zero()), "{short:?}");
     world.end();
 }
 
@@ -220,16 +306,13 @@ fn requests_for_attributes_are_answered_one_after_the_other_while_a_flight_waits
     let owner = world.fs.volumes().subvol(SubvolId::ROOT).expect("it is there").owner().clone();
     let victims = world.fs.names().pick_all(&owner, 1);
     let flight = flights.begin(&victims[0]);
-    let waits = |time| flights.all.lock()[0].since = Instant::now() - time;
-    // It has begun in the future, so no time of the test makes it wait.
-    flights.all.lock()[0].since = Instant::now() + HOLD * LOOK;
-    assert!(!flights.is_stuck_in(FsNode::ROOT));
-    waits(2 * STUCK);
-    assert!(flights.is_stuck_in(FsNode::ROOT), "PRUNE-P4");
-    let next = flights.all.lock()[0].since + STUCK;
-    assert!(Instant::now() + LOOK >= next, "PRUNE-P4");
+    let begin = flights.all.lock()[0].since;
+    let is_stuck = |time| flights.is_stuck_in(FsNode::ROOT, begin + time);
+    assert!(!is_stuck(STUCK));
+    assert!(is_stuck(2 * STUCK), "PRUNE-P5");
+    assert!(!is_stuck(2 * STUCK + LOOK) && is_stuck(2 * STUCK + 2 * LOOK), "PRUNE-P5");
     drop(flight);
-    assert!(!flights.is_stuck_in(FsNode::ROOT));
+    assert!(!is_stuck(4 * STUCK));
     victims.iter().for_each(|victim| world.fs.names().put_back(victim));
     drop(victims);
     world.end();
