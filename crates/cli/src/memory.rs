@@ -3,6 +3,7 @@
 //! Verbs and words are those of memory in cgroup v2; a group is a subvolume. `show` is in
 //! `memory/show.rs`, the keys of `set` in `memory/setting.rs`.
 
+mod cgroup;
 mod setting;
 mod show;
 
@@ -59,15 +60,19 @@ enum What {
 #[command(after_help = "Examples:\n  \
     copyhold memory set /mnt/a low=340M max=1G\n  \
     copyhold memory set /mnt/a low=0 max=max weight=200\n  \
-    copyhold memory set --shared /mnt low=1G")]
+    copyhold memory set --shared /mnt low=1G\n  \
+    copyhold memory set /mnt/a --from-cgroup /sys/fs/cgroup/tenants/a")]
 struct Set {
     /// Change the group of data that belongs to no single subvolume
     #[arg(long)]
     shared: bool,
     /// The root directory of the subvolume; with `--shared` any directory of the mount
     directory: PathBuf,
+    /// Take `min`, `low`, `high` and `max` from this control group of cgroup v2, as they are now
+    #[arg(long, value_name = "GROUP")]
+    from_cgroup: Option<PathBuf>,
     /// `KEY=VALUE`
-    #[arg(required = true, value_name = "KEY=VALUE")]
+    #[arg(required_unless_present = "from_cgroup", value_name = "KEY=VALUE")]
     settings: Vec<Setting>,
 }
 
@@ -140,7 +145,10 @@ impl Verb {
     pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
         match self.what {
             What::Show(show) => show.run(report),
-            What::Set(Set { shared, directory, settings }) => {
+            What::Set(Set { shared, directory, from_cgroup, mut settings }) => {
+                if let Some(group) = from_cgroup {
+                    settings.extend(cgroup::settings(&group)?);
+                }
                 let change = setting::change(&settings)?;
                 let control = open(&directory, shared)?;
                 control.change(|| Ok(Question::SetMemory { shared, change }))

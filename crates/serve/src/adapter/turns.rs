@@ -6,9 +6,9 @@
 //! Idea.     Requests that change something, or move data, take a turn of their tenant first. Each
 //!           tenant has lanes, for small requests, for large ones, and for flushes; a lane has room
 //!           for the tenant's part by weight at a time, and admits the others in the order of
-//!           arrival as room becomes free. So the requests of a tenant queue behind those of this tenant, and
-//!           not before those of others. Look-ups and listings take none: their answers are mostly
-//!           in memory, and parking one would cost more.
+//!           arrival as room becomes free. So the requests of a tenant queue behind those of this
+//!           tenant, and not before those of others. Look-ups and listings take none: their answers
+//!           are mostly in memory, and parking one would cost more.
 //! In core.  The lanes of a tenant, while a request of it has a turn or waits for one, and for one
 //!           to two [`PRESENCE`]s afterwards.
 //!
