@@ -33,13 +33,18 @@ enum What {
 
 /// Show the limit, and names by subvolume
 ///
-/// `live` names are known; programs looked `hot` ones up again. `pruned` names were forgotten ahead
-/// of the limit, `forced` ones at the limit; `turned_positive`: a file got the name. With
-/// `--json`, `dentry_state` has the fields of the kernel's `fs/dentry-state`.
+/// `live` names are known; programs looked `hot` ones up again. All other columns count since the
+/// mount. `created` names became known, `retained` ones of these by a removal or a rename. `hits`
+/// are look-ups that were answered from here; `recycled` names stayed, since a program had asked
+/// for them again. Names went: `pruned` ones were forgotten ahead of the limit, `forced` ones at the
+/// limit, `turned_positive` ones because a file got the name, `dropped` ones by command or with
+/// their subvolume, and `replaced` ones beyond the limit, where the kernel may keep the name.
+/// `delayed` requests waited at the limit, for `delay_us` microseconds in all. With `--json`,
+/// `dentry_state` has the fields of the kernel's `fs/dentry-state`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold names show /mnt\n  \
-    copyhold names show --json /mnt | jq '.tenants[] | {path, live}'")]
+    copyhold names show --json /mnt | jq '.subvolumes[] | {path, live}'")]
 struct Show {
     /// Any directory of the mount
     directory: PathBuf,
@@ -87,7 +92,7 @@ impl Verb {
                 let totals: NamesTotals = control.put(&Question::NamesTotals)?;
                 let rows: Vec<NamesRow> = control.put_all(|after| Question::Names { after })?;
                 let mut shown = json!(totals);
-                shown["tenants"] = json!(rows);
+                shown["subvolumes"] = json!(rows);
                 report.show(&shown, || text(&totals, &rows))
             }
             What::Set(Set { directory, limit }) => {

@@ -47,9 +47,9 @@ fn a_rogue_that_looks_up_random_names_is_bounded_and_its_names_add_up() {
     }
     let shown = names(&site);
     assert!(shown["live"].as_u64().unwrap() <= most(LIMIT), "NAMES-N5: {shown}");
-    let tenants = shown["tenants"].as_array().unwrap();
-    let of = |path: &str| tenants.iter().find(|row| row["path"] == path).unwrap();
-    for row in tenants {
+    let subvolumes = shown["subvolumes"].as_array().unwrap();
+    let of = |path: &str| subvolumes.iter().find(|row| row["path"] == path).unwrap();
+    for row in subvolumes {
         assert_eq!(json!(live(row)), row["live"], "NAMES-N2: {row}");
     }
     // Each look-up made an entry, however fast the kernel forgot the others.
@@ -64,7 +64,7 @@ fn a_rogue_that_looks_up_random_names_is_bounded_and_its_names_add_up() {
     fs::remove_file(site.path("b/file")).unwrap();
     assert_eq!(site.done(&["names", "drop", &site.at("b")]), json!({ "dropped": 101 }));
     let shown = names(&site);
-    let rows = shown["tenants"].as_array().unwrap();
+    let rows = shown["subvolumes"].as_array().unwrap();
     let row = rows.iter().find(|row| row["path"] == "b").unwrap();
     assert_eq!((&row["live"], count(row, "retained")), (&json!(0), 1), "{row}");
 
@@ -110,8 +110,8 @@ fn many_threads_in_one_directory_are_held_back() {
     });
     let shown = names(&site);
     assert!(shown["live"].as_u64().unwrap() <= most(LIMIT), "NAMES-N5: {shown}");
-    let tenants = shown["tenants"].as_array().unwrap();
-    let of = |path: &str| tenants.iter().find(|row| row["path"] == path).unwrap();
+    let subvolumes = shown["subvolumes"].as_array().unwrap();
+    let of = |path: &str| subvolumes.iter().find(|row| row["path"] == path).unwrap();
     assert_eq!(count(of("b"), "delayed"), 0, "{shown}");
     assert_eq!(count(of("a"), "created"), 4 * LIMIT, "{shown}");
     assert_eq!(json!(live(of("a"))), of("a")["live"], "NAMES-N2: {shown}");
@@ -195,7 +195,7 @@ fn an_unmount_or_a_deletion_while_names_are_removed_ends_with_no_name() {
         fill();
         site.delete("a");
         let shown = names(&site);
-        let rows = shown["tenants"].as_array().unwrap();
+        let rows = shown["subvolumes"].as_array().unwrap();
         assert!(rows.iter().all(|row| row["path"] != "a"), "{shown}");
         fill();
         site.unmount();

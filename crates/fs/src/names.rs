@@ -50,6 +50,7 @@ use copyhold_types::SubvolId;
 use rustc_hash::FxHashMap;
 
 use crate::inode::{Inode, InodeRef};
+use crate::subvol::Subvol;
 use crate::{NodeId, Options, Sabotage};
 
 use counts::CountCells;
@@ -99,11 +100,24 @@ pub(crate) struct Directory<'d> {
     node: NodeId,
     hash_key: &'d HashKey,
     owner: &'d MemoryOwner,
+    subvol: &'d dyn Presence,
+}
+
+/// A subvolume that may be gone.
+pub(crate) trait Presence: Sync {
+    fn is_gone(&self) -> bool;
+}
+
+impl Presence for Subvol {
+    fn is_gone(&self) -> bool {
+        self.present().is_err()
+    }
 }
 
 impl<'d> From<&'d Inode> for Directory<'d> {
     fn from(dir: &'d Inode) -> Directory<'d> {
-        Directory { node: dir.node, hash_key: &dir.subvol.hash_key, owner: dir.owner() }
+        let (node, subvol) = (dir.node, &*dir.subvol);
+        Directory { node, hash_key: &subvol.hash_key, owner: dir.owner(), subvol }
     }
 }
 
@@ -229,12 +243,12 @@ impl AbsentNames {
         let ended_by = self.makes_room();
         let rival = ended_by.map(|_| self.rival(owner));
         let mut shard = self.shards[at].0.lock();
-        // All entries are dropped behind the end of the limit, under this lock.
-        if self.limit() == 0 {
+        // All entries are dropped behind the end of the limit or of the subvolume, under this lock.
+        if self.limit() == 0 || dir.subvol.is_gone() {
             return unbounded;
         }
         if shard.ask(key, |level| valid(tight, level) >= IS_LONG).is_some() {
-            return answer;
+            return Absent { is_over: false, ..answer };
         }
         let evict = |shard: &mut Shard, of: &MemoryOwner| {
             ended_by.is_some_and(|event| shard.evict(of.slot(), event, &self.scarce))
@@ -247,6 +261,10 @@ impl AbsentNames {
             drop(shard);
             let at = self.turn.fetch_add(1, Relaxed) as usize % SHARDS;
             evict(&mut self.shards[at].0.lock(), &rival);
+            return answer;
+        }
+        let end = ended_by.unwrap_or(NameEvent::Replaced);
+        if shard.is_full() && !shard.evict(owner.slot(), end, &self.scarce) {
             return answer;
         }
         let subvol = dir.node.subvol;
@@ -292,6 +310,11 @@ impl AbsentNames {
         self.is_full() && self.scarce.has_part(owner)
     }
 
+    /// No entries are to be removed now.
+    pub fn end_turns(&self) {
+        self.scarce.end_turns();
+    }
+
     /// Names that became entries since the beginning.
     pub fn created(&self) -> u64 {
         self.created.load(Relaxed)
@@ -324,7 +347,8 @@ impl AbsentNames {
         self.shards[shard].0.lock().refuses(key)
     }
 
-    /// The subvolume is gone: all its names are to be dropped ([`Self::drop_later`]).
+    /// The subvolume is gone ([`Presence::is_gone`]): all its names are to be dropped
+    /// ([`Self::drop_later`]). An insertion adds none behind this.
     pub(crate) fn end_tenant(&self, subvol: SubvolId, owner: &MemoryOwner) {
         for shard in &self.shards {
             shard.0.lock().end_tenant(owner.slot(), &self.gone, &self.scarce);

@@ -8,8 +8,8 @@
 //! OVER-O1  An owner within its part is not named.
 //! OVER-O2  All that is named together is at least the excess of the class over the whole.
 //! OVER-O3  [`OverTurns`] looks at all owners only when parts were divided anew, or when each
-//!          owner that it named has come down to its part: then the excess of the last look is
-//!          gone.
+//!          owner that it named has come down to its part or was passed over: then the excess of
+//!          the last look is gone, or no owner has more to give.
 
 use std::cmp::Reverse;
 
@@ -68,6 +68,23 @@ impl OverTurns {
         // An owner may end with this.
         drop(gone);
         found
+    }
+
+    /// The turn of this owner is over.
+    pub(crate) fn pass(&self, owner: &MemoryOwner) {
+        let mut turns = self.0.lock();
+        let passed = turns.owners.pop_if(|(last, _)| last.slot() == owner.slot());
+        if turns.owners.is_empty() {
+            turns.division = None;
+        }
+        drop(turns);
+        drop(passed);
+    }
+
+    /// All turns are over.
+    pub(crate) fn end(&self) {
+        let turns = std::mem::take(&mut *self.0.lock());
+        drop(turns);
     }
 }
 

@@ -82,6 +82,16 @@ impl Scarce {
         self.over.next(memory, self.parts.class, limit - limit / 8, division)
     }
 
+    /// Another owner is next, until each was.
+    pub fn pass_over(&self, owner: &MemoryOwner) {
+        self.over.pass(owner);
+    }
+
+    /// The owners above their parts are of no interest now. They may end.
+    pub fn end_turns(&self) {
+        self.over.end();
+    }
+
     /// Bytes in use, of all owners.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)

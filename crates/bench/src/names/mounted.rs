@@ -195,7 +195,7 @@ impl Arm<'_> {
         let mut show = self.target.copyhold();
         let text = run(show.args(["names", "show", "--json"]).arg(self.target.directory()))?;
         let shown: Value = serde_json::from_str(&text).map_err(io::Error::from).on("names show")?;
-        Ok(shown["tenants"].as_array().cloned().unwrap_or_default())
+        Ok(shown["subvolumes"].as_array().cloned().unwrap_or_default())
     }
 }
 

@@ -32,12 +32,8 @@ impl Filesystem {
                     Some(found) => self.inode_of_entry(&dir, found.node).await?,
                     None => {
                         let absent = self.names().insert(&dir, bytes, None);
-                        // Its names may have been dropped before that.
-                        if let Err(gone) = dir.subvol.present() {
-                            self.names().end_tenant(dir.subvol.id(), dir.owner());
-                            self.names().drop_later(&self.rt);
-                            return Err(gone);
-                        }
+                        // The subvolume may have gone before that.
+                        dir.subvol.present()?;
                         return Ok(Looked::Absent(absent));
                     }
                 }

@@ -79,7 +79,8 @@ impl NameCounts {
             NameEvent::Dropped,
             NameEvent::Replaced,
         ];
-        self[NameEvent::Created] - ended.iter().map(|event| self[*event]).sum::<u64>()
+        // Shards publish while this is read.
+        self[NameEvent::Created].saturating_sub(ended.iter().map(|event| self[*event]).sum())
     }
 
     pub(super) fn add(&mut self, event: NameEvent) {

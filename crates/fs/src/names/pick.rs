@@ -13,6 +13,9 @@ use super::shard::{Picked, Shard};
 use super::{AbsentNames, NameEvent, SHARDS};
 use crate::NodeId;
 
+/// Tenants without a name to take that a choice passes over.
+const OWNERS: usize = 8;
+
 /// An entry that the front end is to forget.
 #[derive(Debug)]
 pub struct Victim {
@@ -56,8 +59,16 @@ impl AbsentNames {
     /// About `most` cold entries of the tenant with most beyond its part, to be forgotten by
     /// the front end. Each is then handed to [`Self::confirm`] and [`Self::finish`].
     pub fn pick(&self, most: usize) -> Vec<Victim> {
-        let Some(owner) = self.scarce.most_over(&self.memory) else { return Vec::new() };
-        self.pick_of(&owner, most)
+        for _ in 0..OWNERS {
+            let Some(owner) = self.scarce.most_over(&self.memory) else { break };
+            let victims = self.pick_of(&owner, most);
+            if !victims.is_empty() {
+                return victims;
+            }
+            // Its names are all under way, or were asked for.
+            self.scarce.pass_over(&owner);
+        }
+        Vec::new()
     }
 
     /// Cold entries of this tenant.

@@ -112,7 +112,7 @@ impl Head {
 
     /// With an entry before the others.
     fn with(self, at: u32, hash: u32) -> Head {
-        debug_assert!(at < Head::FIRST, "more than ENTRIES_MAX");
+        debug_assert!(at < Head::FIRST, "a shard that is full gets no entry");
         Head((self.0 & !Head::FIRST) | Head::mark(hash) | at)
     }
 
@@ -188,6 +188,11 @@ impl Tenant {
 impl Shard {
     pub(super) fn len(&self) -> usize {
         self.slab.count()
+    }
+
+    /// Whether it has as many entries as a [`Head`] can name.
+    pub(super) fn is_full(&self) -> bool {
+        self.len() >= Head::FIRST as usize
     }
 
     fn find(&self, key: Key<'_>) -> Option<u32> {
@@ -512,11 +517,12 @@ impl Shard {
     /// more are left. Doomed ones end behind their notification.
     pub(super) fn drop_unwanted(&mut self, mut most: usize, scarce: &Scarce) -> bool {
         let no_limit = scarce.limit() == 0;
-        if no_limit && self.leaving.is_empty() {
-            let with_some = self.tenants().filter(|tenant| tenant.cold.len + tenant.hot.len > 0);
-            self.leaving = with_some.map(|tenant| tenant.owner.slot()).collect();
-        }
-        while let Some(slot) = self.leaving.last().copied() {
+        loop {
+            if no_limit && self.leaving.is_empty() {
+                let with_some = self.tenants().filter(|of| of.cold.len + of.hot.len > 0);
+                self.leaving = with_some.map(|tenant| tenant.owner.slot()).collect();
+            }
+            let Some(slot) = self.leaving.last().copied() else { return false };
             let tenant = self.tenants.get(slot.0 as usize).and_then(Option::as_ref);
             let is_unwanted = no_limit || tenant.is_some_and(|tenant| tenant.is_gone);
             match self.first(slot).filter(|_| is_unwanted) {
@@ -528,7 +534,6 @@ impl Shard {
                 }
             }
         }
-        false
     }
 
     pub(super) fn tenants(&self) -> impl Iterator<Item = &Tenant> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use copyhold_memory::GroupLimits;
 use copyhold_types::InodeNo;
 use proptest::prelude::*;
 
@@ -11,7 +12,14 @@ const KEY: HashKey = HashKey([7; 16]);
 
 struct World {
     owners: Vec<MemoryOwner>,
+    gone: Vec<AtomicBool>,
     names: AbsentNames,
+}
+
+impl Presence for AtomicBool {
+    fn is_gone(&self) -> bool {
+        self.load(Relaxed)
+    }
 }
 
 /// A name of a tenant: its number gives its length, too.
@@ -22,12 +30,19 @@ impl World {
         let memory = Arc::new(Memory::default());
         let owners = (0..tenants).map(|_| memory.add_owner()).collect();
         let options = Options { names_max: limit, ..Options::default() };
-        World { owners, names: AbsentNames::new(memory, &options) }
+        let gone = (0..tenants).map(|_| AtomicBool::new(false)).collect();
+        World { owners, gone, names: AbsentNames::new(memory, &options) }
     }
 
     fn dir(&self, tenant: usize) -> Directory<'_> {
         let node = NodeId { subvol: SubvolId(tenant as u32 + 1), ino: InodeNo::ROOT };
-        Directory { node, hash_key: &KEY, owner: &self.owners[tenant] }
+        let (owner, subvol) = (&self.owners[tenant], &self.gone[tenant]);
+        Directory { node, hash_key: &KEY, owner, subvol }
+    }
+
+    fn end_tenant(&self, tenant: usize) {
+        self.gone[tenant].store(true, Relaxed);
+        self.names.end_tenant(SubvolId(tenant as u32 + 1), &self.owners[tenant]);
     }
 
     fn insert(&self, (tenant, name): Name) -> Absent {
@@ -297,7 +312,7 @@ fn a_subvolume_that_goes_takes_its_doomed_and_late_names_along() {
     world.names.keep_for_front_end();
     let subvol = SubvolId(1);
     let drop_tenant = || {
-        world.names.end_tenant(subvol, &world.owners[0]);
+        world.end_tenant(0);
         while world.names.drop_unwanted(4) {}
     };
     // Their answers are short: so they are doomed at once.
@@ -314,13 +329,51 @@ fn a_subvolume_that_goes_takes_its_doomed_and_late_names_along() {
     let (asked, other) = victims.split_at(1);
     assert!(!world.names.confirm(&asked[0]), "NAMES-N3");
     other.iter().for_each(|victim| world.names.finish(victim, NameEvent::Pruned));
-    // An insertion whose caller sees that the subvolume is gone.
+    // An insertion of a caller that has not seen yet that the subvolume is gone.
+    let live = world.names.live();
     world.insert((0, 0));
-    drop_tenant();
+    assert_eq!(world.names.live(), live);
     world.names.note_delay(subvol, SHORT);
     assert_eq!(world.owners[0].charged(MemoryClass::Name), 0);
     assert!(world.names.figures().iter().all(|figures| figures.subvol != subvol));
     world.verify();
+}
+
+#[test]
+fn without_a_limit_the_names_of_those_that_stay_are_dropped_behind_those_of_one_that_is_gone() {
+    let world = World::new(3, 1000);
+    for name in 0..20 {
+        (0..3).for_each(|tenant| assert!(!world.insert((tenant, name)).is_over));
+    }
+    world.end_tenant(1);
+    world.names.set_limit(0);
+    while world.names.drop_unwanted(4) {}
+    assert_eq!(world.names.live(), 0);
+    assert!(world.names.figures().iter().all(|figures| figures.subvol != SubvolId(2)));
+    world.verify();
+}
+
+#[test]
+fn a_tenant_of_which_all_names_are_under_way_is_passed_over() {
+    let world = World::new(3, 1000);
+    world.names.keep_for_front_end();
+    for number in 0..500_u32 {
+        for tenant in 0..2 {
+            world.names.insert(world.dir(tenant), &number.to_le_bytes(), None);
+        }
+    }
+    world.owners[1].set_limits(&GroupLimits { weight: 90, ..GroupLimits::default() });
+    // The names of the tenant that is the first.
+    let first = world.names.pick_all(&world.owners[1], 1000);
+    assert_eq!(first.len(), 500);
+    for _ in 0..2 {
+        let victims = world.names.pick(32);
+        assert!(!victims.is_empty() && victims.iter().all(|of| of.dir.subvol == SubvolId(1)));
+        victims.iter().for_each(|victim| world.names.put_back(victim));
+    }
+    first.iter().for_each(|victim| world.names.put_back(victim));
+    let again = world.names.pick_all(&world.owners[1], 1000);
+    assert_eq!(again.len(), 500);
 }
 
 /// A rogue that asks twice for each of its names (edge of the second chance) is bounded, too.

@@ -311,6 +311,7 @@ impl Worker {
             let fs = self.fs.upgrade().ok_or(Ended)?;
             let names = fs.names();
             if names.limit() == 0 || names.free() >= ENOUGH {
+                names.end_turns();
                 return Ok(());
             }
             let sum = names.created();
@@ -319,7 +320,7 @@ impl Worker {
             while left > 0 {
                 let victims = names.pick(STEP.min(left));
                 if victims.is_empty() {
-                    return rest(fs);
+                    return rest(fs, PAUSE);
                 }
                 left = left.saturating_sub(victims.len());
                 if self.forget_free(names, &victims, NameEvent::Pruned)? == 0 {
@@ -344,7 +345,7 @@ impl Worker {
             }
             let victims = names.pick(STEP);
             if victims.is_empty() {
-                return rest(fs);
+                return rest(fs, LOOK);
             }
             if self.forget_free(names, &victims, NameEvent::Forced)? == 0 {
                 drop(fs);
@@ -422,9 +423,9 @@ impl Worker {
 }
 
 /// The end of a thread that finds nothing to do: not at once, since look-ups begin the next.
-fn rest(fs: Arc<Filesystem>) -> Result<(), Ended> {
+fn rest(fs: Arc<Filesystem>, pause: Duration) -> Result<(), Ended> {
     drop(fs);
-    thread::sleep(PAUSE);
+    thread::sleep(pause);
     Ok(())
 }
 
