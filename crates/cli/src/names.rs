@@ -36,11 +36,11 @@ enum What {
 /// `live` names are known; programs looked `hot` ones up again. All other columns count since the
 /// mount. `created` names became known, `retained` ones of these by a removal or a rename. `hits`
 /// are look-ups that were answered from here; `recycled` names stayed, since a program had asked
-/// for them again. Names went: `pruned` ones were forgotten ahead of the limit, `forced` ones at the
-/// limit, `turned_positive` ones because a file got the name, `dropped` ones by command or with
-/// their subvolume, and `replaced` ones beyond the limit, where the kernel may keep the name.
-/// `delayed` requests waited at the limit, for `delay_us` microseconds in all. With `--json`,
-/// `dentry_state` has the fields of the kernel's `fs/dentry-state`.
+/// for them again. Names went: `pruned` ones were forgotten ahead of the limit, `forced` ones at
+/// the limit, `turned_positive` ones because a file got the name, `dropped` ones by command or
+/// with their subvolume, and `replaced` ones beyond the limit, where the kernel may keep the
+/// name. `delayed` requests waited at the limit, for `delay_us` microseconds in all. With
+/// `--json`, `dentry_state` has the fields of the kernel's `fs/dentry-state`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold names show /mnt\n  \
