@@ -16,8 +16,8 @@
 //! THROTTLE-T4  A front end that has said [`Delays::wait_in_front_end`] waits itself, by
 //!              [`owed_delay`], behind each call that may be delayed: it has ended by then all that
 //!              other requests of the tenant wait for in the daemon. Without it the call waits
-//!              here. A debt ends when the group is no longer above its limits, so a program that calls
-//!              this library beside a front end, and does not wait, leaves none for ever.
+//!              here. A debt ends when the group is no longer above its limits, so a program that
+//!              calls this library beside a front end, and does not wait, leaves none for ever.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
