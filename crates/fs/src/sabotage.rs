@@ -87,7 +87,7 @@ pub enum Sabotage {
     ForgetListed,
     /// NAMES-N1: a name that a file gets is still known to be absent.
     KeepAbsent,
-    /// NAMES-N3: an entry that was asked for while the front end forgot its name ends.
+    /// NAMES-N3: an entry ends although a look-up hit it while the front end forgot its name.
     ForgetAsked,
     /// PAGES-K2: a direct write leaves the pages of its range in the front end's cache.
     KeepStalePages,

@@ -1,6 +1,6 @@
 //! Pauses between walks of reclaim.
 //!
-//! BRAKE-B1  A walk in vain is not repeated before as many bytes were asked for as a walk frees,
+//! BRAKE-B1  A walk in vain is not repeated before objects of as many bytes came as a walk frees,
 //!           and [`LOOK_BYTES`] for each list that it looked at but one; or a limit has changed.
 //! BRAKE-B2  A walk frees a batch ([`batch`]). So each object pays for a few looks only, however
 //!           many lists or groups there are.
@@ -22,7 +22,7 @@ pub(crate) fn batch(bytes: u64, lists: usize) -> u64 {
 /// The pause after a walk in vain.
 #[derive(Debug)]
 pub struct Brake {
-    /// Bytes that are asked for before it ends.
+    /// Bytes of objects that come before the pause ends.
     left: u64,
     /// Changes of limits when it began.
     changes: u64,
@@ -35,12 +35,12 @@ impl Brake {
         Brake { left, changes: memory.changes() }
     }
 
-    /// Whether it goes on when so many bytes are asked for.
+    /// Whether the pause goes on when an object of so many bytes comes.
     pub(crate) fn holds(&self, memory: &Memory, bytes: u64) -> bool {
         self.left > bytes && self.changes == memory.changes()
     }
 
-    /// So many bytes were asked for.
+    /// An object of so many bytes came during the pause.
     pub(crate) fn count(&mut self, bytes: u64) {
         self.left = self.left.saturating_sub(bytes);
     }

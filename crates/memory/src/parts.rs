@@ -4,7 +4,7 @@
 //!              the new one, at every moment; and in the end at most the new one, unless protected
 //!              objects take more.
 
-/// A part whose objects were in use gives some when it is asked so many times.
+/// A part whose objects were in use gives some of them after so many requests.
 const ROUNDS: u32 = 3;
 
 /// Divides `bytes_max` among so many parts. `bound`: of a part now; `fit` gives a part a bound, and
@@ -57,7 +57,7 @@ mod tests {
         bound: usize,
         bytes: usize,
         protected: usize,
-        /// Times that it is asked before it gives all that it can.
+        /// Requests before the part gives all that it can.
         in_use: u32,
     }
 

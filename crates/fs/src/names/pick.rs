@@ -65,7 +65,7 @@ impl AbsentNames {
             if !victims.is_empty() {
                 return victims;
             }
-            // Its names are all under way, or were asked for.
+            // The kernel is forgetting all names of this tenant, or look-ups have hit them.
             self.scarce.pass_over(&owner);
         }
         Vec::new()

@@ -114,7 +114,7 @@ proptest! {
         let world = World::new(TENANTS, 20);
         world.names.keep_for_front_end();
         let mut known: BTreeSet<Name> = BTreeSet::new();
-        // Whether it was asked for since, and whether it is in flight.
+        // Whether a look-up has hit the name since, and whether the name is in flight.
         let mut doomed: Vec<(Name, Victim, bool, bool)> = Vec::new();
         let mut limit = 20;
         for step in steps {
