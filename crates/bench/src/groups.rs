@@ -10,6 +10,7 @@
 mod beside;
 mod clones;
 mod curve;
+mod experiment;
 mod group;
 mod grow;
 mod pair;
@@ -23,6 +24,7 @@ use crate::target::{Kind, Site};
 use beside::Beside;
 use clones::Clones;
 use curve::Curve;
+use experiment::{Experiment, Place};
 use grow::Grow;
 
 #[derive(Clone, Debug, clap::Args)]
@@ -37,15 +39,23 @@ pub(crate) struct Groups {
     beside: Beside,
 }
 
+impl Groups {
+    fn experiments(&self) -> [&dyn Experiment; 4] {
+        [&self.clones, &self.curve, &self.grow, &self.beside]
+    }
+}
+
 impl Job for Groups {
     fn name(&self) -> &'static str {
         "groups"
     }
 
     fn data_bytes(&self) -> u64 {
-        let pairs = [self.curve.data_bytes(), self.grow.data_bytes()];
-        let all = [self.clones.data_bytes(), self.beside.data_bytes()].into_iter().chain(pairs);
-        all.max().unwrap_or_default()
+        self.experiments()
+            .map(|experiment| experiment.data_bytes())
+            .into_iter()
+            .max()
+            .unwrap_or_default()
     }
 
     fn left_out(&self, kind: Kind) -> Option<&'static str> {
@@ -59,10 +69,9 @@ impl Job for Groups {
         _round: u32,
         interrupt: &Interrupt,
     ) -> Result<Vec<Sample>, BenchError> {
-        let mut samples = self.clones.round(site, kind, interrupt)?;
-        samples.extend(self.curve.round(site, kind, interrupt)?);
-        samples.extend(self.grow.round(site, kind, interrupt)?);
-        samples.extend(self.beside.round(site, kind, interrupt)?);
-        Ok(samples)
+        let place = Place { site, kind, interrupt };
+        let of_each: Result<Vec<_>, _> =
+            self.experiments().map(|experiment| experiment.round(&place)).into_iter().collect();
+        Ok(of_each?.concat())
     }
 }

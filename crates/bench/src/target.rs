@@ -99,10 +99,10 @@ impl Site {
         })
     }
 
-    /// The same with one more mount option of Copyhold, and notes of its own.
-    pub(crate) fn with_option(&self, option: String) -> Site {
+    /// The same with more mount options of Copyhold, and notes of its own.
+    pub(crate) fn with_options<const N: usize>(&self, more: [String; N]) -> Site {
         let mut options = self.options.clone();
-        options.push(option);
+        options.extend(more);
         let (directory, program) = (self.directory.clone(), self.program.clone());
         Site { directory, program, options, notes: RefCell::default(), ..*self }
     }

@@ -4,15 +4,12 @@
 //! `low`, `off` has `reclaim=off`, under which no protection counts and dirty data has no parts.
 //! Both keep the data of direct reads. `ARM.beside_to_alone.KIND.CALL` has the ratios.
 
-use copyhold_harness::Interrupt;
-
+use super::experiment::{Experiment, Place};
 use super::group::Group;
 use crate::error::BenchError;
-use crate::job::on_fresh;
 use crate::rogue::{RogueKind, Trial};
 use crate::sample::Sample;
 use crate::size;
-use crate::target::{Kind, Site};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Arm {
@@ -51,26 +48,20 @@ pub(crate) struct Beside {
     trial: Trial,
 }
 
-impl Beside {
-    pub(super) fn data_bytes(&self) -> u64 {
+impl Experiment for Beside {
+    fn data_bytes(&self) -> u64 {
         if self.rogue.is_empty() { 0 } else { self.trial.data_bytes() }
     }
 
-    pub(super) fn round(
-        &self,
-        site: &Site,
-        kind: Kind,
-        interrupt: &Interrupt,
-    ) -> Result<Vec<Sample>, BenchError> {
+    fn round(&self, place: &Place<'_>) -> Result<Vec<Sample>, BenchError> {
         let mut samples = Vec::new();
         for &rogue in &self.rogue {
             let mut of_rogue = Vec::new();
             for &arm in &self.arms {
                 eprintln!("groups: {}: {rogue}", arm.name());
-                let site = site.with_option(arm.option().into());
-                let site = site.with_option("data_cache=direct".into());
-                let of_arm = on_fresh(&site, kind, |target| {
-                    self.trial.run(target, rogue, interrupt, |home| match arm {
+                let options = [arm.option().into(), "data_cache=direct".into()];
+                let of_arm = place.with(options, |target| {
+                    self.trial.run(target, rogue, place.interrupt, |home| match arm {
                         Arm::On => Group::new(target, home).set("low", self.low),
                         Arm::Off => Ok(()),
                     })

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use copyhold_harness::Interrupt;
 
+use super::experiment::{Experiment, Place};
 use crate::error::{BenchError, On};
-use crate::job::on_fresh;
 use crate::places::{BLOCK, fill_file};
 use crate::sample::{Sample, compared};
 use crate::size;
 use crate::snapshots::ioctl::Control;
-use crate::target::{Kind, Site, Target};
+use crate::target::Target;
 use crate::unshare::copies;
 
 #[derive(Clone, Debug, clap::Args)]
@@ -35,31 +35,25 @@ pub(crate) struct Clones {
     data_cache: Vec<String>,
 }
 
-impl Clones {
-    pub(super) fn data_bytes(&self) -> u64 {
-        self.base
+impl Experiment for Clones {
+    fn data_bytes(&self) -> u64 {
+        if self.clones > 0 { self.base } else { 0 }
     }
 
-    pub(super) fn round(
-        &self,
-        site: &Site,
-        kind: Kind,
-        interrupt: &Interrupt,
-    ) -> Result<Vec<Sample>, BenchError> {
+    fn round(&self, place: &Place<'_>) -> Result<Vec<Sample>, BenchError> {
         let mut samples = Vec::new();
-        if self.clones == 0 {
-            return Ok(samples);
-        }
-        for arm in &self.data_cache {
-            let site = site.with_option(format!("data_cache={arm}"));
-            samples.extend(on_fresh(&site, kind, |target| self.run(target, arm, interrupt))?);
+        for arm in self.data_cache.iter().filter(|_| self.clones > 0) {
+            let run = |target: &Target<'_>| self.run(target, arm, place.interrupt);
+            samples.extend(place.with([format!("data_cache={arm}")], run)?);
         }
         if let [from, to] = &self.data_cache[..] {
             samples.extend(compared(&samples, to, from));
         }
         Ok(samples)
     }
+}
 
+impl Clones {
     fn run(
         &self,
         target: &Target<'_>,

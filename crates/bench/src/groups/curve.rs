@@ -12,16 +12,16 @@
 
 use copyhold_harness::Interrupt;
 
+use super::experiment::{Experiment, Place};
 use super::group::Figures;
 use super::pair::{Pair, read};
 use crate::counters::mib;
 use crate::error::BenchError;
-use crate::job::on_fresh;
 use crate::places::{BLOCK, Places};
 use crate::plot;
 use crate::sample::Sample;
 use crate::size;
-use crate::target::{Kind, Site, Target};
+use crate::target::Target;
 
 /// The protection of each step, in nineteenths of the set. The last is what others compare with.
 const STEPS: [u64; 6] = [21, 17, 12, 8, 4, 0];
@@ -48,30 +48,26 @@ pub(crate) struct Curve {
     files_max: u64,
 }
 
-impl Curve {
-    pub(super) fn data_bytes(&self) -> u64 {
+impl Experiment for Curve {
+    fn data_bytes(&self) -> u64 {
         if self.curve { self.files_max } else { 0 }
     }
 
-    pub(super) fn round(
-        &self,
-        site: &Site,
-        kind: Kind,
-        interrupt: &Interrupt,
-    ) -> Result<Vec<Sample>, BenchError> {
-        let mut samples = Vec::new();
+    fn round(&self, place: &Place<'_>) -> Result<Vec<Sample>, BenchError> {
         if !self.curve {
-            return Ok(samples);
+            return Ok(Vec::new());
         }
-        samples.extend(STEPS.map(|parts| share(parts, "ideal", ideal(parts))));
-        for arm in &self.reclaim {
-            let site = site.with_option(format!("reclaim={arm}"));
-            let site = site.with_option("data_cache=direct".into());
-            samples.extend(on_fresh(&site, kind, |target| self.run(target, arm, interrupt))?);
-        }
-        Ok(samples)
+        let run = |target: &Target<'_>, arm: &str| self.run(target, arm, place.interrupt);
+        let of_arms = place.for_each_reclaim(&self.reclaim, run)?;
+        Ok(STEPS
+            .map(|parts| share(parts, "ideal", ideal(parts)))
+            .into_iter()
+            .chain(of_arms)
+            .collect())
     }
+}
 
+impl Curve {
     fn run(
         &self,
         target: &Target<'_>,

@@ -5,19 +5,20 @@
 //! cache in order, one read for so many of the tenant's. All is counted in reads.
 //!
 //! `grow.PERCENT` is the memory of both groups in hundredths of the cache, `PERCENT` the tenant's
-//! set. `grow.ARM.first_bypass` is the set at which an object was first refused, or 108: none was.
-//! `grow.ARM.steepest` is the most that the rival lost in a step, in hundredths of the cache.
+//! set. `grow.ARM.first_bypass` is the set at which an object was first refused, and is left out if
+//! none was. `grow.ARM.steepest` is the most that the rival lost in a step, in hundredths of the
+//! cache.
 
 use copyhold_harness::Interrupt;
 
+use super::experiment::{Experiment, Place};
 use super::pair::{Pair, read};
 use crate::error::BenchError;
-use crate::job::on_fresh;
 use crate::places::{BLOCK, Places};
 use crate::plot;
 use crate::sample::Sample;
 use crate::size;
-use crate::target::{Kind, Site, Target};
+use crate::target::Target;
 
 /// The protection, and the growth of a step, in hundredths of the cache.
 const LOW: u64 = 83;
@@ -49,27 +50,23 @@ struct Step {
     bypasses: u64,
 }
 
-impl Grow {
-    pub(super) fn data_bytes(&self) -> u64 {
+impl Experiment for Grow {
+    fn data_bytes(&self) -> u64 {
         if self.grow { self.grow_files_max } else { 0 }
     }
 
-    pub(super) fn round(
-        &self,
-        site: &Site,
-        kind: Kind,
-        interrupt: &Interrupt,
-    ) -> Result<Vec<Sample>, BenchError> {
-        let mut samples = Vec::new();
-        for arm in self.grow_reclaim.iter().filter(|_| self.grow) {
-            let site = site.with_option(format!("reclaim={arm}"));
-            let site = site.with_option("data_cache=direct".into());
-            let run = |target: &Target<'_>| Ok(figures(arm, &self.run(target, arm, interrupt)?));
-            samples.extend(on_fresh(&site, kind, run)?);
+    fn round(&self, place: &Place<'_>) -> Result<Vec<Sample>, BenchError> {
+        if !self.grow {
+            return Ok(Vec::new());
         }
-        Ok(samples)
+        let run = |target: &Target<'_>, arm: &str| {
+            Ok(figures(arm, &self.run(target, arm, place.interrupt)?))
+        };
+        place.for_each_reclaim(&self.grow_reclaim, run)
     }
+}
 
+impl Grow {
     fn run(
         &self,
         target: &Target<'_>,
@@ -113,14 +110,11 @@ fn figures(arm: &str, steps: &[Step]) -> Vec<Sample> {
         .iter()
         .flat_map(|step| [line(step, "tenant", step.used[0]), line(step, "rival", step.used[1])]);
     let refused = steps.iter().find(|step| step.bypasses > 0);
-    let first = refused.map_or(STEPS * STEP, |step| step.set);
     let falls = steps.windows(2).map(|pair| pair[0].used[1] - pair[1].used[1]);
     let of_arm = format!("grow.{arm}");
-    let sums = [
-        Sample::new(&of_arm, "first_bypass", "% of cache", first as f64),
-        Sample::new(&of_arm, "steepest", "% of cache", falls.fold(0.0, f64::max)),
-    ];
-    lines.chain(sums).collect()
+    let sum = |name: &str, part| Sample::new(&of_arm, name, "% of cache", part);
+    let first = refused.map(|step| sum("first_bypass", step.set as f64));
+    lines.chain(first).chain([sum("steepest", falls.fold(0.0, f64::max))]).collect()
 }
 
 #[cfg(test)]
@@ -138,6 +132,6 @@ mod tests {
         };
         assert_eq!(of(&steps, "first_bypass"), Some(12.0));
         assert_eq!(of(&steps, "steepest"), Some(10.0));
-        assert_eq!(of(&steps[..2], "first_bypass"), Some(108.0));
+        assert_eq!(of(&steps[..2], "first_bypass"), None);
     }
 }

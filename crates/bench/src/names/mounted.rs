@@ -71,7 +71,7 @@ impl Mounted {
         }
         let mut samples = Vec::new();
         for (arm, option) in arms {
-            let site = site.with_option(option);
+            let site = site.with_options([option]);
             samples.extend(on_fresh(&site, kind, |target| {
                 Arm { names: self, arm, target, interrupt }.run()
             })?);
