@@ -1,37 +1,74 @@
-//! Bytes that tasks of write-back have at the device.
+//! Bytes of dirty data that are at the device.
 //!
 //! Problem.  A request of a caller, an fsync above all, waits at the device behind all that was
-//!           sent before it. Eight tasks with two batches of 4 MiB each keep 64 MiB there: a second
-//!           at 64 MB/s, for a neighbour that made 4 KiB durable.
-//! Idea.     A batch of write-back takes room for its bytes before its blocks are taken, and gives
-//!           it back when the device has them. While a tenant waits for the device, write-back of
-//!           others has little room: two requests, which keep a device busy, and which the tenant
-//!           waits for at most. A tenant that is alone has more room, for a fast device.
+//!           sent before it. Eight tasks with two batches of 4 MiB each keep 64 MiB there, and so
+//!           do sixteen threads that make large files durable: a second at 64 MB/s, for a
+//!           neighbour that made 4 KiB durable.
+//! Idea.     A batch takes room for its bytes before its blocks are taken, and gives it back when
+//!           the device has them. While a tenant waits for the device, batches of others have
+//!           little room: two requests, which keep a device busy, and which the tenant waits for
+//!           at most. A tenant that is alone has more room, for a fast device.
+//! In core.  A lane for the tasks of write-back, and one for the callers of each tenant that has
+//!           some under way.
 //!
 //! FLIGHT-L1  Tasks have at most [`ALONE`] bytes of file data at the device, of all tenants. While
 //!            a tenant waits for the device (`foreground`), a batch for another one begins only if
 //!            there are at most [`BESIDE`] with it.
-//! FLIGHT-L2  With nothing under way a batch begins. So write-back never stops.
-//! FLIGHT-L3  Batches begin in the order in which they asked: while the first one waits, the others
-//!            wait behind it. So a tenant with little room waits until the bytes of others have
-//!            landed, and for no batch that asked later.
+//! FLIGHT-L2  With nothing under way in its lane a batch begins. So write-back never stops.
+//! FLIGHT-L3  Batches of a lane begin in the order in which they asked: while the first one waits,
+//!            the others wait behind it. So a tenant with little room waits until the bytes of
+//!            others have landed, and for no batch that asked later.
+//! FLIGHT-L4  Batches that callers wait for, as for an fsync, have a lane for each tenant, with the
+//!            bounds of FLIGHT-L1. So an fsync waits for room until bytes of its own tenant's
+//!            callers have landed, and for no write-back; and a tenant that makes large files
+//!            durable has few bytes at the device before the requests of another one.
+//! FLIGHT-L5  A batch with room waits for nothing but the device: it takes its blocks and claims
+//!            their space without a wait, sends its requests, and gives the room back when the last
+//!            one is answered. Before any other wait, for a lock, a cut, credit or a commit, it has
+//!            no room. So each wait for room ends as long as the device serves requests, and a
+//!            task that waits for room may hold any lock.
 //!
-//! Batches of an fsync take no room: the caller waits for them.
+//! Data that travels with its transaction (P12) takes no room: its bytes are the log's.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
+use std::sync::{Arc, Weak};
 
 use copyhold_runtime::FifoMutex;
-use copyhold_types::BLOCK_BYTES;
+use copyhold_sync::{Mutex, of};
+use copyhold_types::{BLOCK_BYTES, SubvolId};
 use event_listener::Event;
 
-/// Bytes under way.
+use crate::Filesystem;
+
+/// Bytes under way in a lane.
 pub(crate) const ALONE: u64 = 16 << 20;
 /// The same, while another tenant waits for the device.
 pub(crate) const BESIDE: u64 = 2 << 20;
 
 #[derive(Default)]
 pub(crate) struct Flight {
+    tasks: Arc<Queue>,
+    callers: Mutex<CallerQueues, of::CallerLanes>,
+}
+
+/// The lane of a batch, and the tenant of its data.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Lane {
+    Tasks(SubvolId),
+    Callers(SubvolId),
+}
+
+/// The queues of callers, by tenant.
+#[derive(Default)]
+struct CallerQueues {
+    by_tenant: BTreeMap<SubvolId, Weak<Queue>>,
+    /// With so many, those without a batch are removed.
+    enough: usize,
+}
+
+#[derive(Default)]
+struct Queue {
     bytes: AtomicU64,
     landed: Event,
     /// Held by the batch that begins next (FLIGHT-L3).
@@ -41,35 +78,83 @@ pub(crate) struct Flight {
 /// Room for the bytes of a batch, until it is dropped.
 #[must_use = "the room ends when this is dropped"]
 pub(crate) struct Flying {
-    flight: Arc<Flight>,
+    queue: Arc<Queue>,
     bytes: u64,
 }
 
 impl Flight {
-    /// Bytes under way.
+    /// Bytes that tasks have under way.
     #[cfg(test)]
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Acquire)
+    pub(crate) fn bytes_of_tasks(&self) -> u64 {
+        self.tasks.bytes.load(Acquire)
     }
 
-    /// Waits for room for `wanted` bytes, or for half of `max` if that is less; `max` may change
-    /// meanwhile.
-    pub(crate) async fn take(self: &Arc<Self>, wanted: u64, max: impl Fn() -> u64) -> Flying {
+    fn queue(&self, lane: Lane) -> Arc<Queue> {
+        match lane {
+            Lane::Tasks(_) => self.tasks.clone(),
+            Lane::Callers(tenant) => self.callers.lock().of(tenant),
+        }
+    }
+}
+
+impl CallerQueues {
+    fn of(&mut self, tenant: SubvolId) -> Arc<Queue> {
+        if let Some(queue) = self.by_tenant.get(&tenant).and_then(Weak::upgrade) {
+            return queue;
+        }
+        if self.by_tenant.len() >= self.enough {
+            self.by_tenant.retain(|_, queue| queue.strong_count() > 0);
+            self.enough = 2 * self.by_tenant.len() + 1;
+        }
+        let queue = Arc::default();
+        self.by_tenant.insert(tenant, Arc::downgrade(&queue));
+        queue
+    }
+}
+
+impl Lane {
+    /// Waits for room for so many blocks, or for as many as half of the lane's bound if that is
+    /// less.
+    pub(crate) async fn take_some(self, fs: &Filesystem, blocks: usize) -> Flying {
+        let wanted = (blocks * BLOCK_BYTES) as u64;
+        self.take(fs, |max| wanted.min(max / 2)).await
+    }
+
+    /// Waits for room for all of so many blocks.
+    pub(crate) async fn take_all(self, fs: &Filesystem, blocks: usize) -> Flying {
+        self.take(fs, |_| (blocks * BLOCK_BYTES) as u64).await
+    }
+
+    async fn take(self, fs: &Filesystem, wanted: impl Fn(u64) -> u64) -> Flying {
+        let (Lane::Tasks(tenant) | Lane::Callers(tenant)) = self;
+        let is_beside = || fs.flusher.foreground.is_beside(tenant, fs.rt.now());
+        let max = || if is_beside() { BESIDE } else { ALONE };
+        fs.flusher.flight.queue(self).take(wanted, max).await
+    }
+}
+
+impl Queue {
+    /// Waits for room for the bytes `wanted` with a bound of `max`, which may change meanwhile.
+    async fn take(self: Arc<Self>, wanted: impl Fn(u64) -> u64, max: impl Fn() -> u64) -> Flying {
         let _first = self.first.lock().await;
+        let mut landed = None;
         loop {
-            let landed = self.landed.listen();
-            if let Some(flying) = self.try_take(wanted, max()) {
+            let max = max();
+            if let Some(flying) = self.try_take(wanted(max), max) {
                 return flying;
             }
-            landed.await;
+            match landed.take() {
+                // Looks once more: bytes may have landed before.
+                None => landed = Some(self.landed.listen()),
+                Some(landed) => landed.await,
+            }
         }
     }
 
-    fn try_take(self: &Arc<Self>, wanted: u64, max: u64) -> Option<Flying> {
-        let bytes = wanted.min(max / 2);
+    fn try_take(self: &Arc<Self>, bytes: u64, max: u64) -> Option<Flying> {
         let fits = |used: u64| (used == 0 || used + bytes <= max).then_some(used + bytes);
         self.bytes.fetch_update(AcqRel, Acquire, fits).ok()?;
-        Some(Flying { flight: self.clone(), bytes })
+        Some(Flying { queue: self.clone(), bytes })
     }
 }
 
@@ -87,8 +172,8 @@ impl Flying {
 
     fn give_back(&mut self, bytes: u64) {
         self.bytes -= bytes;
-        self.flight.bytes.fetch_sub(bytes, AcqRel);
-        self.flight.landed.notify(usize::MAX);
+        self.queue.bytes.fetch_sub(bytes, AcqRel);
+        self.queue.landed.notify(usize::MAX);
     }
 }
 
@@ -107,34 +192,47 @@ mod tests {
     use super::*;
 
     const BLOCK: u64 = BLOCK_BYTES as u64;
+    const A: SubvolId = SubvolId(1);
+    const B: SubvolId = SubvolId(2);
+
+    /// A batch of eight blocks asks for room.
+    async fn take(queue: &Arc<Queue>, max: u64) -> Flying {
+        queue.clone().take(|max| (8 * BLOCK).min(max / 2), move || max).await
+    }
+
+    fn bytes(queue: &Queue) -> u64 {
+        queue.bytes.load(Acquire)
+    }
 
     /// FLIGHT-L1 and FLIGHT-L2.
     #[test]
     fn a_batch_waits_until_so_many_bytes_have_landed_that_it_fits() {
-        let flight = Arc::new(Flight::default());
-        let take = |max: u64| flight.take(8 * BLOCK, move || max);
+        let queue = Arc::<Queue>::default();
+        let take = |max| take(&queue, max);
         let first = take(64 * BLOCK).now_or_never().expect("there is room");
         let mut second = take(64 * BLOCK).now_or_never().expect("there is room");
-        assert_eq!((first.blocks(), flight.bytes()), (8, 16 * BLOCK));
+        assert_eq!((first.blocks(), bytes(&queue)), (8, 16 * BLOCK));
         let mut third = pin!(take(16 * BLOCK));
         assert!(third.as_mut().now_or_never().is_none());
         second.keep_blocks(1);
-        assert_eq!(flight.bytes(), 9 * BLOCK);
+        assert_eq!(bytes(&queue), 9 * BLOCK);
         assert!(third.as_mut().now_or_never().is_none(), "there would be 17 blocks");
         drop(second);
         let third = third.now_or_never().expect("there is room");
-        assert_eq!((third.blocks(), flight.bytes()), (8, 16 * BLOCK));
+        assert_eq!((third.blocks(), bytes(&queue)), (8, 16 * BLOCK));
         drop((first, third));
-        assert_eq!(flight.bytes(), 0);
-        let alone = flight.take(64 * BLOCK, || 2 * BLOCK).now_or_never();
+        assert_eq!(bytes(&queue), 0);
+        let alone = take(2 * BLOCK).now_or_never();
         assert_eq!(alone.map(|flying| flying.blocks()), Some(1), "half of the bound");
+        let all = queue.clone().take(|_| 8 * BLOCK, || 2 * BLOCK).now_or_never();
+        assert_eq!(all.map(|flying| flying.blocks()), Some(8), "FLIGHT-L2");
     }
 
     /// FLIGHT-L3.
     #[test]
     fn no_batch_overtakes_one_that_waits_for_more_bytes_to_land() {
-        let flight = Arc::new(Flight::default());
-        let take = |max: u64| Box::pin(flight.take(8 * BLOCK, move || max));
+        let queue = Arc::default();
+        let take = |max| Box::pin(take(&queue, max));
         let stream = [take(64 * BLOCK), take(64 * BLOCK)];
         let mut stream = stream.map(|take| take.now_or_never().expect("there is room"));
         let mut beside = take(16 * BLOCK);
@@ -143,13 +241,31 @@ mod tests {
         assert!(later.as_mut().now_or_never().is_none(), "it asked later");
         stream[0].keep_blocks(0);
         let beside = beside.now_or_never().expect("the first one fits");
-        assert_eq!((beside.blocks(), flight.bytes()), (8, 16 * BLOCK));
+        assert_eq!((beside.blocks(), bytes(&queue)), (8, 16 * BLOCK));
         assert!(later.now_or_never().is_some(), "the next one is first now");
         let mut gone = take(8 * BLOCK);
         assert!(gone.as_mut().now_or_never().is_none());
         drop(gone);
         assert!(take(64 * BLOCK).now_or_never().is_some(), "a batch that is given up is not first");
         drop((stream, beside));
-        assert_eq!(flight.bytes(), 0);
+        assert_eq!(bytes(&queue), 0);
+    }
+
+    /// FLIGHT-L4.
+    #[test]
+    fn callers_of_a_tenant_share_a_queue_as_long_as_one_has_room() {
+        let flight = Flight::default();
+        let of = |lane| flight.queue(lane);
+        let room = take(&of(Lane::Callers(A)), 64 * BLOCK).now_or_never();
+        let room = room.expect("there is room");
+        assert!(Arc::ptr_eq(&of(Lane::Callers(A)), &room.queue));
+        for other in [Lane::Callers(B), Lane::Tasks(A)] {
+            assert_eq!(bytes(&of(other)), 0, "{other:?}");
+        }
+        drop(room);
+        for tenant in 3..1000 {
+            let _ended = of(Lane::Callers(SubvolId(tenant)));
+        }
+        assert!(flight.callers.lock().by_tenant.len() < 4, "queues without a batch stay");
     }
 }

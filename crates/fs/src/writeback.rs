@@ -31,7 +31,7 @@ pub(crate) struct WritebackScheduler {
     interval: Duration,
     pub(crate) list: Mutex<List, of::DirtyFiles>,
     pub(crate) foreground: Foreground,
-    pub(crate) flight: Arc<Flight>,
+    pub(crate) flight: Flight,
 }
 
 impl WritebackScheduler {
@@ -42,7 +42,7 @@ impl WritebackScheduler {
             interval: options.writeback_interval,
             list: Mutex::new(List::default()),
             foreground: Foreground::default(),
-            flight: Arc::default(),
+            flight: Flight::default(),
         }
     }
 

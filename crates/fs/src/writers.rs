@@ -24,12 +24,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use copyhold_types::{BLOCK_BYTES, Nanos, SubvolId};
+use copyhold_types::{Nanos, SubvolId};
 use futures_util::future::join;
 
 use crate::dirty_files::{DirtyFiles, TaskId};
-use crate::file::BATCH_BLOCKS;
-use crate::flight::{ALONE, BESIDE, Flying};
+use crate::flight::{Flying, Lane};
 use crate::inode::InodeRef;
 use crate::{Filesystem, FsError, NodeId, Result};
 
@@ -286,16 +285,18 @@ impl WriterTask {
         inode: &InodeRef,
         version: u64,
     ) -> Result<bool> {
-        let flying = self.take_room(fs, BATCH_BLOCKS).await;
-        fs.write_batch(inode, version, false, Some(flying)).await
+        self.has_begun.store(true, Relaxed);
+        fs.write_batch(inode, version, false, self.lane()).await
     }
 
     /// Waits for room at the device for so many blocks, or fewer (FLIGHT-L1).
     pub(crate) async fn take_room(&self, fs: &Filesystem, blocks: usize) -> Flying {
         self.has_begun.store(true, Relaxed);
-        let is_beside = || fs.flusher.foreground.is_beside(self.tenant, fs.rt.now());
-        let max = || if is_beside() { BESIDE } else { ALONE };
-        fs.flusher.flight.take((blocks * BLOCK_BYTES) as u64, max).await
+        self.lane().take_some(fs, blocks).await
+    }
+
+    pub(crate) fn lane(&self) -> Lane {
+        Lane::Tasks(self.tenant)
     }
 
     /// Whether the task ends before its next batch (WRITERS-W1). It counts no longer then.
@@ -320,6 +321,7 @@ mod tests {
     use copyhold_runtime::{Rt, Runtime, SeededRuntime};
 
     use super::*;
+    use crate::WriteFlags;
     use crate::foreground::note_wait;
     use crate::testing::{dirty_file, open, open_limited, tenant};
 
@@ -419,11 +421,38 @@ mod tests {
                 dirty_file(&fs, subvol, &format!("file{made}"), 0).await;
             }
             fs.start_writers(Nanos::MAX);
-            while fs.flusher.flight.bytes() == 0 {
+            while fs.flusher.flight.bytes_of_tasks() == 0 {
                 rt.sleep(Duration::from_micros(1)).await;
             }
             assert!(is_edit_part_used_up(&fs.pool, &owner), "the task has waited for a flush");
             fs.close().await.unwrap();
+        });
+    }
+
+    /// FLIGHT-L5.
+    #[test]
+    fn batches_that_wait_for_the_maps_of_their_files_have_no_room_at_the_device() {
+        let rt = SeededRuntime::new(5);
+        rt.block_on(async {
+            let fs = open(&(rt.clone() as Rt), DIRTY_MAX).await;
+            let of = tenant(&fs, "tenant").await;
+            let mut files = Vec::new();
+            // The first is an item of a few bytes: two share a task, and one has its own.
+            for (name, blocks) in [("inline", 0), ("small", 1), ("large", LARGE)] {
+                files.push(fs.inode(dirty_file(&fs, of, name, blocks).await).await.unwrap());
+            }
+            fs.write(files[0].node, 0, b"content", WriteFlags::default()).await.unwrap();
+            let [inline, _, large] = &files[..] else { unreachable!() };
+            let maps = (inline.map.write().await, large.map.write().await);
+            fs.start_writers(Nanos::MAX);
+            rt.sleep(Duration::from_secs(1)).await;
+            let is_written = |inode: &InodeRef| inode.state().data.blocks.is_empty();
+            let written = [0, 1, 2].map(|n| is_written(&files[n]));
+            assert_eq!((written, writers(&fs)), ([false, true, false], 2));
+            assert_eq!(fs.flusher.flight.bytes_of_tasks(), 0);
+            drop(maps);
+            fs.close().await.unwrap();
+            assert!(files.iter().all(is_written));
         });
     }
 

@@ -47,6 +47,8 @@ ranks! {
     DirtyFiles,
     /// Failures of write-back, for writers that wait for room.
     DirtyFailures,
+    /// Lanes of the callers of each tenant.
+    CallerLanes,
     /// A shard of the inodes in memory.
     InodeCache,
     /// Access times that wait to be logged.

@@ -25,13 +25,13 @@ use smallvec::SmallVec;
 use super::dirty::{Taken, Took};
 use super::extents::CHUNK;
 use super::slot::Slot;
-use crate::flight::Flying;
+use crate::flight::{Flying, Lane};
 use crate::inode::{Inode, InodeRef};
 use crate::promise::Promise;
 use crate::{Filesystem, Result, Sabotage};
 
 /// Blocks of one batch: 4 MiB.
-pub(crate) const BATCH_BLOCKS: usize = 1024;
+const BATCH_BLOCKS: usize = 1024;
 /// Stretches of one batch, so that it fits a transaction where every old extent is cut in two.
 const PIECES_MAX: usize = 256;
 /// Blocks of one request: 1 MiB.
@@ -50,7 +50,8 @@ pub(crate) struct WritebackJob {
     pub(super) attach: bool,
     /// There is no reservation: the content goes into preallocated space.
     in_place: bool,
-    /// Until the device has its bytes.
+    lane: Lane,
+    /// Room that it asked for before its blocks were taken (FLIGHT-L5).
     flying: Option<Flying>,
 }
 
@@ -74,25 +75,29 @@ pub(super) struct Placed {
 
 impl Filesystem {
     /// Writes and installs a batch of blocks made dirty up to change number `version`; if none is
-    /// left at all, logs a pending cut, size or time. Says whether there was anything to do. A task
-    /// has room at the device for the batch, `flying`.
+    /// left at all, logs a pending cut, size or time. Says whether there was anything to do.
     pub(crate) async fn write_batch(
         self: &Arc<Self>,
         inode: &InodeRef,
         version: u64,
         attach: bool,
-        flying: Option<Flying>,
+        lane: Lane,
     ) -> Result<bool> {
-        let blocks = flying.as_ref().map_or(BATCH_BLOCKS, Flying::blocks);
         let mut batch = loop {
-            match WritebackJob::take(self, inode, version, attach, blocks) {
-                Some(batch) => break batch,
+            let (flying, blocks) = self.room_before_batch(inode, attach, lane).await;
+            match WritebackJob::take(self, inode, version, attach, blocks, lane) {
+                Some(mut batch) => {
+                    batch.fly(flying);
+                    break batch;
+                }
                 // DIRTY-D9.
-                None if inode.state().data.waits_for_cut() => self.batches_end(inode).await,
+                None if inode.state().data.waits_for_cut() => {
+                    drop(flying);
+                    self.batches_end(inode).await;
+                }
                 None => return Ok(false),
             }
         };
-        batch.fly(flying);
         let inode = inode.clone();
         let write = async move {
             // Before the batch has ended: waiters for that check for errors then.
@@ -102,6 +107,25 @@ impl Filesystem {
             result.map(|()| true)
         };
         finishing(&self.rt, write).await
+    }
+
+    /// Room for a batch, and how many blocks it may take. While it waits, its blocks are not taken:
+    /// they may be rewritten, and an fsync may take them. Without room there are as few blocks as a
+    /// transaction carries.
+    async fn room_before_batch(
+        &self,
+        inode: &InodeRef,
+        attach: bool,
+        lane: Lane,
+    ) -> (Option<Flying>, usize) {
+        let ready = inode.state().data.ready().min(BATCH_BLOCKS);
+        let attached = self.options.attach_bytes_max as usize / BLOCK_BYTES;
+        if ready == 0 || (attach && ready <= attached) {
+            return (None, attached);
+        }
+        let flying = lane.take_some(self, ready).await;
+        let blocks = flying.blocks();
+        (Some(flying), blocks)
     }
 }
 
@@ -121,6 +145,7 @@ impl WritebackJob {
         version: u64,
         attach: bool,
         blocks_max: usize,
+        lane: Lane,
     ) -> Option<WritebackJob> {
         let mut state = inode.state();
         // DIRTY-D9.
@@ -148,6 +173,7 @@ impl WritebackJob {
             },
             hold: Mutex::default(),
             in_place,
+            lane,
             flying: None,
             inline: alone && size <= INLINE_MAX as u64 && no_extents,
             attach: attach && small && took.len() == was_ready && !in_place,
@@ -155,8 +181,9 @@ impl WritebackJob {
         })
     }
 
+    /// Keeps the room that its blocks need, if they are sent next (FLIGHT-L5).
     fn fly(&mut self, flying: Option<Flying>) {
-        self.flying = flying;
+        self.flying = flying.filter(|_| self.is_placed() && !self.attach);
         if let Some(flying) = &mut self.flying {
             flying.keep_blocks(self.took.len());
         }
@@ -196,8 +223,8 @@ impl WritebackJob {
         placed: &[Placed],
         claims: &mut VecDeque<Claim>,
     ) -> Result<()> {
-        self.send(placed).await?;
-        self.flying = None;
+        let flying = self.flying.take();
+        self.send(placed, flying).await?;
         self.install(Content::Placed(placed, claims)).await
     }
 
@@ -240,7 +267,16 @@ impl WritebackJob {
         }
     }
 
-    pub(super) async fn send(&self, placed: &[Placed]) -> Result<()> {
+    /// Writes the blocks to their places, with the room that there is for them, or behind a wait
+    /// for some.
+    pub(super) async fn send(&self, placed: &[Placed], flying: Option<Flying>) -> Result<()> {
+        let _flying = match flying {
+            Some(flying) => flying,
+            None => {
+                let blocks = placed.iter().map(|piece| piece.run.blocks as usize).sum();
+                self.lane.take_all(&self.fs, blocks).await
+            }
+        };
         let mut requests = Vec::new();
         let mut rest = placed;
         while let Some(first) = rest.first() {

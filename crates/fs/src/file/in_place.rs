@@ -85,7 +85,7 @@ impl WritebackJob {
         if placed.is_empty() {
             return Ok(());
         }
-        self.send(&placed).await?;
+        self.send(&placed, None).await?;
         fs.flush_written(inode).await?;
 
         let mut edit = MapEdit::default();

@@ -28,7 +28,6 @@ mod together;
 mod truncate;
 mod write;
 
-pub(crate) use batch::BATCH_BLOCKS;
 pub(crate) use dirty::FileData;
 pub use fallocate::FallocateMode;
 pub use read::{ReadData, ReadFlags};

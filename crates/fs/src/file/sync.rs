@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use copyhold_volume::tenant_of;
 use futures_util::future::join_all;
 
 use super::FileData;
+use crate::flight::Lane;
 use crate::foreground::note_wait;
 use crate::inode::{Inode, InodeRef};
 use crate::{Filesystem, NodeId, Result, Sabotage};
@@ -73,11 +75,13 @@ impl Filesystem {
             }
             (state.data.version(), state.shown.size)
         };
+        let tenant = tenant_of(&self.volumes, inode.node.subvol);
         if attach {
-            note_wait(self, inode.node.subvol);
+            self.flusher.foreground.note(tenant, self.rt.now());
         }
+        let lane = Lane::Callers(tenant);
         loop {
-            while self.write_batch(inode, version, attach, None).await? {}
+            while self.write_batch(inode, version, attach, lane).await? {}
             self.batches_end(inode).await;
             let state = inode.state();
             let data = &state.data;

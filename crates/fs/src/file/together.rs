@@ -42,9 +42,8 @@ impl Filesystem {
         let flying = task.take_room(self, ready).await;
         let (mut batches, mut left) = (Vec::with_capacity(files.len()), flying.blocks());
         for (file, version) in files.iter().zip(&versions) {
-            let Some(batch) = WritebackJob::take(self, file, *version, false, left) else {
-                continue;
-            };
+            let taken = WritebackJob::take(self, file, *version, false, left, task.lane());
+            let Some(batch) = taken else { continue };
             left -= batch.took.len();
             batches.push(batch);
         }
@@ -60,25 +59,25 @@ impl Filesystem {
         result
     }
 
-    async fn write_batches(&self, batches: Vec<WritebackJob>, flying: Flying) -> Result<()> {
-        let mut group = Vec::with_capacity(batches.len());
+    async fn write_batches(&self, batches: Vec<WritebackJob>, mut flying: Flying) -> Result<()> {
+        let (placed, others): (Vec<_>, Vec<_>) =
+            batches.into_iter().partition(WritebackJob::is_placed);
+        flying.keep_blocks(placed.iter().map(|batch| batch.took.len()).sum());
+        let mut group = Vec::with_capacity(placed.len());
         let mut told = Ok(());
-        for mut batch in batches {
-            let result = if batch.is_placed() {
-                match batch.claim() {
-                    Ok(claims) => {
-                        let placed = place(&batch.took, &claims);
-                        group.push(Ready { batch, placed, claims });
-                        continue;
-                    }
-                    Err(error) => Err(error),
+        for mut batch in placed {
+            match batch.claim() {
+                Ok(claims) => {
+                    let placed = place(&batch.took, &claims);
+                    group.push(Ready { batch, placed, claims });
                 }
-            } else {
-                batch.write().await
-            };
-            // Before the batch has ended: an fsync that waits for that asks for errors then.
-            batch.inode.record_error(result.clone());
-            told = told.and(result);
+                Err(error) => {
+                    // Before the batch has ended: an fsync that waits for that asks for errors
+                    // then.
+                    batch.inode.record_error(Err(error.clone()));
+                    told = told.and(Err(error));
+                }
+            }
         }
         let sent = self.send_together(&group).await;
         drop(flying);
@@ -89,6 +88,12 @@ impl Filesystem {
                 false => batch.send_and_install(&placed, &mut claims).await,
             };
             batch.unclaim(claims);
+            batch.inode.record_error(result.clone());
+            told = told.and(result);
+        }
+        // Without room: they wait for locks (FLIGHT-L5).
+        for mut batch in others {
+            let result = batch.write().await;
             batch.inode.record_error(result.clone());
             told = told.and(result);
         }

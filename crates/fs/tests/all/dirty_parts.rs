@@ -16,6 +16,10 @@ use crate::quotas::{make, root_of, subvolume};
 
 const LIMIT: u64 = 4 << 20;
 
+/// Bounds of the bytes at the device (FLIGHT-L1).
+const ALONE: u64 = 16 << 20;
+const BESIDE: u64 = 2 << 20;
+
 /// Writers of this tenant fill the limit, in files of a MiB each.
 async fn flood(fs: &Arc<Filesystem>, files: &[NodeId]) {
     let all = files.iter().map(|file| async {
@@ -132,12 +136,55 @@ fn data_of_a_tenant_is_written_beside_one_that_writes_and_waits_for_the_device()
     });
 }
 
+/// Tasks that make 4 MiB of each file durable, so many times; each has a copy of the result until
+/// it ends. An fsync may lead the commit of others, so it needs a task of its own.
+fn make_durable(world: &World, fs: &Arc<Filesystem>, files: &[NodeId], times: usize) -> Arc<()> {
+    let running = Arc::new(());
+    for &file in files {
+        let (fs, runs) = (fs.clone(), running.clone());
+        world.rt.spawn(Box::pin(async move {
+            for _ in 0..times {
+                write(&fs, file, 0, &pattern(1, 4 << 20)).await;
+                fs.fsync(file, false).await.unwrap();
+            }
+            drop(runs);
+        }));
+    }
+    running
+}
+
+/// FLIGHT-L4: callers of a tenant make large files durable, and another one makes a block durable
+/// now and then. Both go on, and the second one waits for few bytes of the first one.
+#[test]
+fn an_fsync_waits_for_few_bytes_that_others_make_durable() {
+    let world = World::with_log(75, 262_144, 32 << 20);
+    world.run(async {
+        let (device, fs) = queued(&world).await;
+        let (rogue, neighbour) = (subvolume(&fs, "rogue").await, subvolume(&fs, "neighbour").await);
+        let files = sixteen_files(&fs, rogue).await;
+        let file = make(&fs, root_of(neighbour), "file").await.unwrap();
+        fs.sync().await.unwrap();
+        let running = make_durable(&world, &fs, &files, 8);
+        let mut waits = Vec::new();
+        while Arc::strong_count(&running) > 1 {
+            write(&fs, file, 0, &pattern(3, 4096)).await;
+            let (ahead, begun) = (device.data_bytes(), world.rt.now());
+            fs.fsync(file, false).await.unwrap();
+            waits.push((ahead, Duration::from_nanos(world.rt.now() - begun)));
+            world.rt.sleep(Duration::from_millis(10)).await;
+        }
+        let (first, later) = waits.split_first().unwrap();
+        assert!(first.0 <= 2 * ALONE && later.len() > 20, "{waits:?}");
+        // Of the callers, and of tasks that write back the same files.
+        assert!(later.iter().all(|(ahead, _)| *ahead <= 2 * BESIDE), "FLIGHT-L4: {waits:?}");
+        world.close(fs).await;
+    });
+}
+
 /// A tenant writes large files as fast as it may; another one makes a block durable now and then.
 /// Its fsync waits at the device for few bytes of the first one's data (FLIGHT-L1).
 #[test]
 fn an_fsync_waits_for_few_bytes_that_others_write_back() {
-    const ALONE: u64 = 16 << 20;
-    const BESIDE: u64 = 2 << 20;
     let world = World::with_log(73, 262_144, 32 << 20);
     world.run(async {
         let (device, fs) = queued(&world).await;
