@@ -102,11 +102,13 @@ pub enum Sabotage {
     ReadBeforeWritten,
     /// CLEAN-D2: a write, a free or a discard leaves the blocks in memory that it overtakes.
     KeepOverwritten,
+    /// EDITS-E4: no round wakes the callers that wait for their part of unflushed edits.
+    ForgetEditWaiters,
 }
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 39] = [
+    pub const ALL: [Sabotage; 40] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -146,6 +148,7 @@ impl Sabotage {
         Sabotage::LogDoesNotWait,
         Sabotage::ReadBeforeWritten,
         Sabotage::KeepOverwritten,
+        Sabotage::ForgetEditWaiters,
     ];
 }
 

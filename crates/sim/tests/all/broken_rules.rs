@@ -195,6 +195,11 @@ fn d2_clean_data_that_writes_and_frees_leave_in_memory_is_noticed() {
     is_noticed_from(140, Level::Fs, Sabotage::KeepOverwritten, None);
 }
 
+#[test]
+fn e4_callers_that_no_round_wakes_are_noticed() {
+    is_noticed_at(Level::Fs, Sabotage::ForgetEditWaiters, None);
+}
+
 // Through files a broken rule shows less often: what is read is mostly in memory, and what a crash
 // takes was mostly not promised. These need the weather that they are about there, too.
 
