@@ -86,7 +86,7 @@ pub use join_wait::JoinWait;
 pub use journal::LogUse;
 pub use kept::KeptNodes;
 pub use labels::{Labels, read_labels};
-pub use nodes::{CachePart, cache_parts, reclaim_nodes};
+pub use nodes::{CachePart, cache_parts, cached_node_bytes, reclaim_nodes};
 pub use pins::Pin;
 pub use pool::Pool;
 pub use read_failures::{Failure, ReadFailures};

@@ -173,6 +173,11 @@ pub fn cache_parts(pool: &Pool) -> impl Iterator<Item = CachePart<'_>> {
     nodes.chain(data.map(move |shard| part(MemoryClass::Data, shard)))
 }
 
+/// Bytes of the nodes in the pool's cache.
+pub fn cached_node_bytes(pool: &Pool) -> usize {
+    pool.nodes.cache.bytes()
+}
+
 /// Evicts nodes and clean data of a memory group at once, an even part of each shard first; how
 /// many bytes that were.
 pub fn reclaim_nodes(pool: &Pool, group: &MemoryOwner, bytes: u64) -> u64 {

@@ -33,7 +33,7 @@ use crate::dice::Dice;
 use crate::machine::Machine;
 use crate::memory_orders;
 use crate::pool_level::Shape;
-use crate::soundness::{check, check_credits};
+use crate::soundness::{check, check_charges, check_credits, check_nothing_charged};
 use crate::{Outcome, Plan, Sabotage};
 use operation::Class;
 
@@ -216,6 +216,8 @@ impl History {
     /// Ends a mount in one way or the other.
     fn unmount(&mut self, machine: Machine, fs: Arc<Filesystem>) {
         check_credits(fs.pool());
+        check_charges(&fs);
+        let memory = fs.pool().memory().clone();
         self.image = match self.dice.one_in(2) {
             true => {
                 self.outcome.crashes += 1;
@@ -235,6 +237,7 @@ impl History {
             }
         };
         drop(fs);
+        check_nothing_charged(&memory);
         self.outcome.note(machine.digest());
     }
 

@@ -29,7 +29,7 @@ use crate::dice::Dice;
 use crate::machine::Machine;
 use crate::memory_orders;
 use crate::pool_level::Shape;
-use crate::soundness::check;
+use crate::soundness::{check, check_charges, check_nothing_charged};
 use crate::{Outcome, Plan, Sabotage};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -210,8 +210,11 @@ impl History {
             );
             self.peak = self.peak.max(used);
         }
+        check_charges(&fs);
+        let memory = fs.pool().memory().clone();
         self.image = machine.crash(self.dice.number());
         drop(fs);
+        check_nothing_charged(&memory);
         self.outcome.crashes += 1;
         self.outcome.note(machine.digest());
         check(self.dice.number(), &self.image, false);

@@ -3,8 +3,8 @@
 use copyhold_check::{Finding, Problem, Severity, check_device};
 use copyhold_device::sim::SimImage;
 use copyhold_fs::Filesystem;
-use copyhold_memory::{LOOKUP_BYTES, Memory, MemoryClass, MemoryOwner};
-use copyhold_pool::Pool;
+use copyhold_memory::{INODE_BYTES, LOOKUP_BYTES, Memory, MemoryClass, MemoryOwner};
+use copyhold_pool::{Pool, cached_node_bytes};
 
 use crate::machine::Machine;
 
@@ -13,8 +13,9 @@ pub(crate) fn check_credits(pool: &Pool) {
     assert_eq!(pool.overdrawn(), 0, "ADMIT-A4: transactions used more than their credit");
 }
 
-/// Asserts that edits, dirty and clean data, nodes and look-ups are charged exactly once, the edits
-/// of each table to its owner, and that the table of a subvolume has the subvolume's owner.
+/// Asserts that edits, dirty and clean data, nodes, inodes and look-ups are charged exactly once,
+/// the edits of each table to its owner, and that the table of a subvolume has the subvolume's
+/// owner. No request is under way.
 pub(crate) fn check_charges(fs: &Filesystem) {
     let pool = fs.pool();
     let charged = |class: MemoryClass| pool.memory().charged(class);
@@ -25,8 +26,11 @@ pub(crate) fn check_charges(fs: &Filesystem) {
     assert_eq!(charged(MemoryClass::Data), clean.bytes as i64, "CHARGE-C1: clean data");
     // The memory of the simulation is good: content from before a write was found.
     assert_eq!(clean.mismatches, 0, "CLEAN-D2: blocks in memory were overwritten on the device");
-    let lookups = fs.inodes_and_lookups().1 as i64;
-    assert_eq!(charged(MemoryClass::Lookup), lookups * LOOKUP_BYTES as i64, "CHARGE-C1: look-ups");
+    assert_eq!(charged(MemoryClass::Node), cached_node_bytes(pool) as i64, "CHARGE-C1: nodes");
+    let (inodes, lookups) = fs.inodes_and_lookups();
+    let all = |count: usize, bytes: u64| count as i64 * bytes as i64;
+    assert_eq!(charged(MemoryClass::Inode), all(inodes, INODE_BYTES), "CHARGE-C1: inodes");
+    assert_eq!(charged(MemoryClass::Lookup), all(lookups, LOOKUP_BYTES), "CHARGE-C1: look-ups");
     check_names(fs);
     for subvol in fs.volumes().list().into_iter().filter(|subvol| !subvol.is_dying()) {
         let owner = pool.table(subvol.files()).owner();
