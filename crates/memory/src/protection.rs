@@ -115,21 +115,49 @@ mod tests {
         GroupUse { usage, ..GroupUse::default() }
     }
 
-    fn lows(groups: &[GroupUse]) -> Vec<u64> {
-        protections(groups).iter().map(|given| given.low).collect()
+    /// The usage and the promise of a child.
+    type Child = (u64, u64);
+
+    /// The protection of a parent with two children, and the part that each child gets: section 3
+    /// of the reference, in thousandths of its units.
+    const VECTORS: [(u64, [Child; 2], [u64; 2]); 3] = [
+        (8_000, [(10_000, 6_000), (10_000, 4_000)], [4_800, 3_200]), // overcommitted
+        (4_000, [(3_000, 5_000), (7_000, 5_000)], [1_500, 2_500]),   // by use
+        (8_000, [(6_000, 2_000), (4_000, 1_000)], [4_857, 3_142]),   // the rest floats
+    ];
+
+    /// A parent and two children, whose promises are these parts of the numbers of a vector.
+    fn given((has, children): (u64, [Child; 2]), promise: impl Fn(u64) -> Promise) -> [Promise; 2] {
+        let sum = children.iter().map(|(usage, _)| usage).sum();
+        let group =
+            |parent, usage, bytes| GroupUse { promise: promise(bytes), ..group(parent, usage, 0) };
+        let [one, two] = children.map(|(usage, bytes)| group(1, usage, bytes));
+        let given = protections(&[root(sum), group(0, sum, has), one, two]);
+        [given[2], given[3]]
     }
 
-    /// Section 3 of the reference, in thousandths of its units.
     #[test]
     fn children_share_the_protection_of_their_parent() {
-        let of = |low, children: [(u64, u64); 2]| {
-            let sum = children.iter().map(|(usage, _)| usage).sum();
-            let [one, two] = children.map(|(usage, low)| group(1, usage, low));
-            lows(&[root(sum), group(0, sum, low), one, two])[2..].to_vec()
-        };
-        assert_eq!(of(8_000, [(10_000, 6_000), (10_000, 4_000)]), [4_800, 3_200], "overcommitted");
-        assert_eq!(of(4_000, [(3_000, 5_000), (7_000, 5_000)]), [1_500, 2_500], "by use");
-        assert_eq!(of(8_000, [(6_000, 2_000), (4_000, 1_000)]), [4_857, 3_142], "the rest floats");
+        for (has, children, parts) in VECTORS {
+            let given = |promise: fn(u64) -> Promise| given((has, children), promise);
+            let low = given(|low| Promise { min: 0, low });
+            assert_eq!(low, parts.map(|low| Promise { min: 0, low }));
+            let min = given(|min| Promise { min, low: 0 });
+            assert_eq!(min, parts.map(|min| Promise { min, low: 0 }));
+        }
+    }
+
+    /// Of groups with `min` and `low`, each is shared out by itself.
+    #[test]
+    fn min_and_low_of_a_parent_are_shared_out_beside_each_other() {
+        for (has, children, parts) in VECTORS {
+            let both = given((has, children), |bytes| Promise { min: bytes, low: bytes });
+            assert_eq!(both, parts.map(|bytes| Promise { min: bytes, low: bytes }));
+            let fifth = given((has, children), |low| Promise { min: low / 5, low });
+            let min = given((has, children), |bytes| Promise { min: bytes / 5, low: 0 });
+            assert_eq!(fifth.map(|given| given.low), parts);
+            assert_eq!(fifth.map(|given| given.min), min.map(|given| given.min));
+        }
     }
 
     #[test]

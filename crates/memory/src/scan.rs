@@ -77,6 +77,15 @@ pub struct Scan {
     pub low_skipped: bool,
 }
 
+/// Rules that are broken on purpose.
+#[derive(Clone, Copy, Debug, Default)]
+struct Broken {
+    /// SCANS-P1.
+    ignores_guard: bool,
+    /// SCANS-P2.
+    hides_scaling: bool,
+}
+
 /// A pass looks at this much of a group above its protection, or a tenth of its overage if that is
 /// less: so it comes to an end.
 const FLOOR: u64 = 128 << 10;
@@ -88,9 +97,21 @@ const FIRST_MOST: u64 = 128 << 10;
 impl Arm {
     /// Of a list of `size` bytes of a group that uses `usage` bytes.
     pub fn scan(self, size: u64, usage: u64, given: Promise, pass: Pass) -> Scan {
+        self.scan_unless(size, usage, given, pass, Broken::default())
+    }
+
+    fn scan_unless(
+        self,
+        size: u64,
+        usage: u64,
+        given: Promise,
+        pass: Pass,
+        broken: Broken,
+    ) -> Scan {
         let keeps_low = pass == Pass::KeepsLow && given.low > given.min;
         let guard = match (self, pass) {
             (Arm::Off, _) => return Scan { bytes: size, low_skipped: false },
+            _ if broken.ignores_guard => 0,
             (_, Pass::KeepsLow) => given.low.max(given.min),
             (_, Pass::KeepsMin) => given.min,
         };
@@ -107,7 +128,7 @@ impl Arm {
             _ => size,
         };
         let bytes = bytes.min(size);
-        Scan { bytes, low_skipped: keeps_low && bytes < size }
+        Scan { bytes, low_skipped: keeps_low && bytes < size && !broken.hides_scaling }
     }
 }
 
@@ -180,6 +201,8 @@ impl Look {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
 
     use super::*;
 
@@ -233,6 +256,39 @@ mod tests {
         assert_eq!(within, Scan::default(), "no second pass helps");
     }
 
+    /// Whether a pass over a list that is a whole group leaves what it keeps, and says so if the
+    /// other pass would leave less.
+    fn is_sound(usage: u64, given: Promise, broken: Broken) -> bool {
+        let kept = [(Pass::KeepsLow, given.low.max(given.min)), (Pass::KeepsMin, given.min)];
+        let [first, second] = kept.map(|(pass, kept)| {
+            let scan = Arm::Proportional.scan_unless(usage, usage, given, pass, broken);
+            // Of a division the result is rounded down.
+            (scan, usage - scan.bytes + 1 >= kept.min(usage))
+        });
+        let says_so = first.0.low_skipped || first.0.bytes + 1 >= second.0.bytes;
+        first.1 && second.1 && says_so
+    }
+
+    fn groups() -> impl Strategy<Value = (u64, Promise)> {
+        let bytes = || prop_oneof![Just(0_u64), 0..100 * PAGE, 0..1_u64 << 40];
+        let promise = (bytes(), bytes()).prop_map(|(min, low)| Promise { min, low });
+        (bytes(), promise)
+    }
+
+    /// Without one of the two rules the property is noticed to fail.
+    #[test]
+    fn each_rule_is_needed() {
+        let mut runner = TestRunner::deterministic();
+        for (ignores_guard, hides_scaling) in [(true, false), (false, true)] {
+            let broken = Broken { ignores_guard, hides_scaling };
+            let noticed = (0..64).any(|_| {
+                let (usage, given) = groups().new_tree(&mut runner).expect("a group").current();
+                !is_sound(usage, given, broken)
+            });
+            assert!(noticed, "{broken:?}");
+        }
+    }
+
     #[test]
     fn extremes_are_no_overflow() {
         for usage in [0, 1, PAGE, u64::MAX >> 4, u64::MAX - 1] {
@@ -248,6 +304,12 @@ mod tests {
     }
 
     proptest! {
+        /// SCANS-P1 and SCANS-P2.
+        #[test]
+        fn a_pass_leaves_what_it_keeps_and_says_what_it_left_for_low((usage, given) in groups()) {
+            prop_assert!(is_sound(usage, given, Broken::default()));
+        }
+
         /// A list far smaller than 2^12 pages gets its part all the same.
         #[test]
         fn nothing_is_lost_by_small_parts(

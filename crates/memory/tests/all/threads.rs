@@ -1,15 +1,21 @@
-//! Threads that charge, set limits, move, make and end groups, and reclaim, all at the same time:
-//! no counter is left over, and no look at the groups fails.
+//! Threads that charge, set limits, move, make and end groups, fill caches and evict from them, all
+//! at the same time: no counter is left over, and no look at the groups fails.
 #![allow(clippy::disallowed_methods, reason = "threads are the subject of this test")]
 
 use std::thread;
 
-use copyhold_memory::{GroupLimits, Memory, MemoryClass, MemoryOwner, Promise};
+use copyhold_memory::{GroupLimits, Memory, MemoryClass, MemoryOwner, Promise, RingKind, Rings};
+use copyhold_sync::{Mutex, MutexGuard, of};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
 const GROUPS: usize = 8;
 const ROUNDS: u64 = 2000;
+/// Of each object of the cache, and objects that it has room for.
+const OBJECT: usize = 4096;
+const OBJECTS: usize = 64;
+
+type Objects = Rings<u64, ()>;
 
 /// Any amount: nothing, a little, nearly all that a number can say.
 fn any(random: &mut Xoshiro256PlusPlus) -> u64 {
@@ -51,15 +57,39 @@ fn counters_return_to_zero_after_threads_did_all_at_once() {
         assert_eq!(copyhold_memory::protections(&picture.groups).len(), picture.groups.len());
         drop(memory.survey());
     };
+    let cache: Mutex<Objects, of::NodeCache> =
+        Mutex::new(Rings::new(MemoryClass::Node, RingKind::OneRing));
+    drop(cache.lock().set_bytes_max(&memory, OBJECT * OBJECTS));
+    let fill = |random: &mut Xoshiro256PlusPlus| {
+        let (owner, key) = (pick(random), random.next_u64() % (4 * OBJECTS as u64));
+        let needs =
+            |objects: &MutexGuard<'_, Objects>| objects.needs_picture(&memory, OBJECT, owner);
+        let mut objects = memory.lock_with_picture(|| cache.lock(), needs);
+        let (_, evicted) = objects.insert(&memory, key, (), OBJECT, owner);
+        drop(objects);
+        drop(evicted);
+    };
+    let evict = |random: &mut Xoshiro256PlusPlus| {
+        let needs = |objects: &MutexGuard<'_, Objects>| !memory.shows(&objects.owners());
+        let mut objects = memory.lock_with_picture(|| cache.lock(), needs);
+        let evicted = objects.reclaim(&memory, pick(random), any(random));
+        drop(objects);
+        drop(evicted);
+    };
     thread::scope(|scope| {
         for seed in 0..4 {
             scope.spawn(move || repeat(seed, &charge));
         }
-        let others: [&(dyn Fn(&mut Xoshiro256PlusPlus) + Sync); 4] = [&set, &set, &make, &look];
+        let others: [&(dyn Fn(&mut Xoshiro256PlusPlus) + Sync); 7] =
+            [&set, &set, &make, &look, &fill, &fill, &evict];
         for (seed, step) in (4..).zip(others) {
             scope.spawn(move || repeat(seed, step));
         }
     });
+    let cached = cache.lock().bytes() as i64;
+    assert_eq!(memory.charged(MemoryClass::Node), cached, "CHARGE-C1");
+    assert!(cache.lock().evictions() > 0, "no object was evicted");
+    drop(cache.lock().clear());
     for group in &groups {
         assert!(MemoryClass::ALL.iter().all(|class| group.charged(*class) == 0), "{group:?}");
     }
