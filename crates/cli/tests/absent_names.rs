@@ -180,6 +180,38 @@ fn removals_at_the_limit_are_held_back() {
     site.checked();
 }
 
+/// Nothing is written, and names come and go; they are not kept by the pool.
+#[test]
+fn names_are_bounded_on_a_mount_that_is_read_only_and_none_is_left_after_it() {
+    const LIMIT: u64 = 300;
+    let Some(site) = Site::mounted(&["-o", "names=300"]) else { return };
+    site.subvolume("a");
+    let fill = |numbers: std::ops::Range<u64>| {
+        for number in numbers {
+            let missing = fs::metadata(site.path(&format!("a/{number}"))).unwrap_err();
+            assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
+        }
+    };
+    fill(0..LIMIT / 2);
+    site.unmount();
+    site.mount(&["-o", "ro,names=300"]);
+    let shown = names(&site);
+    assert_eq!((&shown["live"], &shown["subvolumes"]), (&json!(0), &json!([])), "{shown}");
+    fill(0..4 * LIMIT);
+    let shown = names(&site);
+    let row = &shown["subvolumes"][0];
+    assert!(shown["live"].as_u64().unwrap() <= most(LIMIT), "NAMES-N5: {shown}");
+    assert_eq!((count(row, "created"), json!(live(row))), (4 * LIMIT, row["live"].clone()));
+    site.done(&["names", "drop", &site.at("a")]);
+    // Those that the kernel was forgetting end by themselves.
+    while names(&site)["live"] != 0 {}
+    fill(0..10);
+    site.unmount();
+    site.mount(&[]);
+    assert_eq!(names(&site)["live"], 0);
+    site.checked();
+}
+
 /// The threads that remove names end with the mount, and with the subvolume of the names.
 #[test]
 fn an_unmount_or_a_deletion_while_names_are_removed_ends_with_no_name() {

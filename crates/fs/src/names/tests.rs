@@ -376,6 +376,75 @@ fn a_tenant_of_which_all_names_are_under_way_is_passed_over() {
     assert_eq!(again.len(), 500);
 }
 
+/// Names of each length that there is, the longest of 255 bytes.
+#[test]
+fn names_of_each_length_are_found_charged_and_forgotten() {
+    let world = World::new(1, 1000);
+    world.names.keep_for_front_end();
+    let (dir, name) = (world.dir(0), |len: usize| vec![b'x'; len]);
+    for len in 1..=255 {
+        world.names.insert(dir, &name(len), None);
+    }
+    assert!((1..=255).all(|len| world.names.ask(dir, &name(len)).is_some()));
+    world.names.remove(dir, &name(255));
+    assert!(
+        world.names.ask(dir, &name(255)).is_none() && world.names.ask(dir, &name(254)).is_some()
+    );
+    world.names.insert(dir, &name(255), None);
+    world.verify();
+    let victims = world.names.pick_all(&world.owners[0], 1000);
+    let lengths: BTreeSet<usize> = victims.iter().map(|victim| victim.name().len()).collect();
+    assert_eq!((victims.len(), lengths), (255, (1..=255).collect()));
+    for victim in &victims {
+        assert!(world.names.confirm(victim));
+        world.names.finish(victim, NameEvent::Dropped);
+    }
+    world.verify();
+    assert_eq!((world.names.live(), world.owners[0].charged(MemoryClass::Name)), (0, 0));
+}
+
+/// A limit of 0 while a thread goes on asking for names, and adding them.
+#[test]
+#[allow(clippy::disallowed_methods, reason = "threads are the subject of this test")]
+fn a_limit_of_zero_ends_a_million_names_beside_a_thread_that_adds_them() {
+    const NAMES: u32 = 1_000_000;
+    let world = World::new(2, 2 * u64::from(NAMES));
+    let insert = |number: u32| world.names.insert(world.dir(0), &number.to_le_bytes(), None);
+    for number in 0..NAMES {
+        insert(number);
+    }
+    assert_eq!(world.names.live(), NAMES.into());
+    let (round, ends) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !ends.load(Relaxed) {
+                let number = round.fetch_add(1, Relaxed) as u32;
+                world.names.ask(world.dir(0), &(number % NAMES).to_le_bytes());
+                insert(NAMES + number);
+                world.names.insert(world.dir(1), &number.to_le_bytes(), None);
+            }
+        });
+        let await_rounds = || {
+            let begun = round.load(Relaxed);
+            while round.load(Relaxed) < begun + 1000 {
+                std::thread::yield_now();
+            }
+        };
+        await_rounds();
+        world.names.set_limit(0);
+        while world.names.drop_unwanted(2048) {}
+        assert_eq!(world.names.live(), 0, "an entry came behind the end of the limit");
+        await_rounds();
+        ends.store(true, Relaxed);
+    });
+    assert_eq!(world.names.live(), 0);
+    assert!(world.owners.iter().all(|owner| owner.charged(MemoryClass::Name) == 0));
+    world.verify();
+    world.names.set_limit(1000);
+    insert(1);
+    assert!(world.names.ask(world.dir(0), &1_u32.to_le_bytes()).is_some());
+}
+
 /// A rogue that asks twice for each of its names (edge of the second chance) is bounded, too.
 #[test]
 fn names_that_are_asked_for_twice_are_bounded() {

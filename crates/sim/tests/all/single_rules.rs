@@ -7,8 +7,8 @@ use std::time::Duration;
 use copyhold_device::sim::{Fault, SimImage, Trigger};
 use copyhold_format::item::{LISTS, ORPHAN};
 use copyhold_fs::{
-    Caller, DirEntry, Entry, FileFlags, Filesystem, FsError, ListFlags, NodeId, OpenFlags, Options,
-    ReadFlags, RenameFlags, Sabotage, SetAttr, WriteFlags, XattrSet,
+    Caller, DirEntry, Entry, FileFlags, Filesystem, FsError, ListFlags, Looked, NodeId, OpenFlags,
+    Options, ReadFlags, RenameFlags, Sabotage, SetAttr, WriteFlags, XattrSet,
 };
 use copyhold_pool::{CreateOptions, OpenOptions, Pool};
 use copyhold_sim::Machine;
@@ -221,18 +221,23 @@ fn r36_tails_that_show_when_a_file_grows_are_noticed() {
 
 // -- directories ------------------------------------------------------------
 
+/// Of the root directory, pairs of names have the same hash ([`collisions::PAIRS`]).
+fn with_known_hashes() -> Machine {
+    let machine = machine(8192);
+    let prepared = machine.run(async {
+        let pool = pool(&machine).await;
+        collisions::prepare(&pool).await.expect("the root is there");
+        pool.close().await.expect("it closes");
+    });
+    prepared.expect("the power is on");
+    machine
+}
+
 /// A reader that takes one entry at a time goes on within a bucket.
 #[test]
 fn r41_a_listing_that_skips_names_with_the_same_hash_is_noticed() {
     let look = |broken| {
-        let machine = machine(8192);
-        let prepared = machine.run(async {
-            let pool = pool(&machine).await;
-            collisions::prepare(&pool).await.expect("the root is there");
-            pool.close().await.expect("it closes");
-        });
-        prepared.expect("the power is on");
-        look_with(&machine, breaking(broken), |fs| async move {
+        look_with(&with_known_hashes(), breaking(broken), |fs| async move {
             for name in collisions::PAIRS.as_flattened() {
                 make(&fs, ROOT, name).await;
             }
@@ -259,6 +264,36 @@ fn r41_a_listing_that_skips_names_with_the_same_hash_is_noticed() {
         })
     };
     is_noticed(look, Sabotage::SkipCollisions);
+}
+
+/// NAMES-N1: of two names with one hash each is absent, or not, by itself.
+#[test]
+fn a_name_that_is_made_does_not_end_the_absence_of_its_twin() {
+    let looked = look_with(&with_known_hashes(), breaking(None), |fs| async move {
+        let live = |count| expect(fs.names().live() == count, || format!("not {count} entries"));
+        let is_absent = async |name: &str| {
+            let looked = fs.look(ROOT, name.as_bytes()).await.expect("it is looked up");
+            matches!(looked, Looked::Absent(_))
+        };
+        for [one, other] in collisions::PAIRS {
+            let before = fs.names().live();
+            expect(is_absent(one).await, || format!("{one} is there"))?;
+            live(before + 1)?;
+            expect(is_absent(other).await, || format!("{other} is there"))?;
+            live(before + 2)?;
+            make(&fs, ROOT, one).await;
+            expect(!is_absent(one).await, || format!("{one} is absent"))?;
+            expect(is_absent(other).await, || format!("{other} is there with {one}"))?;
+            live(before + 1)?;
+            make(&fs, ROOT, other).await;
+            fs.unlink(ROOT, one.as_bytes()).await.expect("it is removed");
+            expect(is_absent(one).await, || format!("{one} is there with {other}"))?;
+            expect(!is_absent(other).await, || format!("{other} is absent"))?;
+            live(before + 1)?;
+        }
+        Ok(())
+    });
+    assert_eq!(looked, Ok(()));
 }
 
 #[test]

@@ -26,6 +26,10 @@ struct Gate {
     attributes: AtomicUsize,
     /// Ends with the test, too.
     ends: parking_lot::Mutex<Option<Receiver<()>>>,
+    /// Its answer to each notification of a name, if that is an error.
+    error: parking_lot::Mutex<Option<Errno>>,
+    /// Notifications of names.
+    names: AtomicUsize,
 }
 
 impl Listener for Gate {
@@ -33,6 +37,10 @@ impl Listener for Gate {
         if let Notification::InvalEntry { expire: false, .. } = notification {
             let _begun = self.begins.send(());
             let _landed = self.ends.lock().as_ref().map(Receiver::recv);
+        }
+        if matches!(notification, Notification::InvalEntry { .. }) {
+            self.names.fetch_add(1, Ordering::Relaxed);
+            return self.error.lock().map_or(Ok(()), Err);
         }
         if matches!(notification, Notification::InvalInode { offset: -1, .. }) {
             self.attributes.fetch_add(1, Ordering::Relaxed);
@@ -56,8 +64,9 @@ impl World {
         let fs = executors.block_on(open(executors.clone(), device, None)).expect("it opens");
         let adapter = adapter(&fs);
         let (begins, begun) = channel();
-        let gate =
-            Arc::new(Gate { begins, attributes: AtomicUsize::new(0), ends: Default::default() });
+        let zero = || AtomicUsize::new(0);
+        let (ends, error) = Default::default();
+        let gate = Arc::new(Gate { begins, attributes: zero(), ends, error, names: zero() });
         adapter.notify_through(Notifier::to(gate.clone()));
         World { executors, fs, adapter, gate, begun: begun.into() }
     }
@@ -76,13 +85,17 @@ impl World {
         self.executors.block_on(self.adapter.rename(BY, ROOT, rename))
     }
 
-    /// Does this while the one absent name is in flight, and ends the flight.
-    fn in_flight<T>(&self, work: impl FnOnce(&dyn Fn()) -> T) -> T {
-        let worker = Worker {
+    fn worker(&self) -> Worker {
+        Worker {
             fs: Arc::downgrade(&self.fs),
             notifier: Notifier::to(self.gate.clone()),
             flights: self.adapter.pruner.flights.clone(),
-        };
+        }
+    }
+
+    /// Does this while the one absent name is in flight, and ends the flight.
+    fn in_flight<T>(&self, work: impl FnOnce(&dyn Fn()) -> T) -> T {
+        let worker = self.worker();
         thread::scope(|threads| {
             let (land, ends) = channel();
             *self.gate.ends.lock() = Some(ends);
@@ -146,6 +159,42 @@ fn a_look_up_of_a_name_in_flight_is_refused_in_the_end() {
         land();
     });
     world.end();
+}
+
+/// A kernel without the name, and one that fails for another reason, end the entry all the same.
+#[test]
+fn names_that_the_kernel_does_not_have_end_without_an_error() {
+    for (error, ended) in [(Errno::ENOENT, NameEvent::Pruned), (Errno::EIO, NameEvent::Dropped)] {
+        let world = World::new();
+        world.fill(400, 0..398);
+        *world.gate.error.lock() = Some(error);
+        let worker = world.worker();
+        assert!(worker.prune().is_ok(), "{error:?}");
+        let (counts, live) = (world.fs.names().totals(), world.fs.names().live());
+        assert!(counts[ended] > 0 && live + counts[ended] == 398, "{live}, {counts:?}");
+        assert!(world.fs.names().free() >= ENOUGH, "{error:?}");
+        assert!(!world.adapter.pruner.flights.any(|_| true), "a name stays in flight");
+        world.end();
+    }
+}
+
+/// No other notification follows; look-ups go on without a kernel.
+#[test]
+fn a_thread_ends_at_the_first_name_when_the_connection_has_ended() {
+    for error in [Errno::ENOTCONN, Errno::ENODEV] {
+        let world = World::new();
+        world.fill(400, 0..398);
+        *world.gate.error.lock() = Some(error);
+        let worker = world.worker();
+        let ends = [worker.prune(), worker.force(), worker.forget_all(SubvolId::ROOT)];
+        assert!(ends.iter().all(Result::is_err), "{error:?}");
+        assert_eq!(world.gate.names.load(Ordering::Relaxed), 3, "{error:?}");
+        assert!(!world.adapter.pruner.flights.any(|_| true), "a name stays in flight");
+        let (counts, live) = (world.fs.names().totals(), world.fs.names().live());
+        assert_eq!(live + counts[NameEvent::Dropped], 398, "NAMES-N2: {counts:?}");
+        assert!(is_absent(&world.look(b"name-397")) && is_absent(&world.look(b"new")));
+        world.end();
+    }
 }
 
 #[test]
