@@ -11,6 +11,8 @@
 //!              request waits two seconds at most. Delays too short for a timer add up, for the
 //!              next requests of the subvolume. The creation of a file above `max` is delayed as
 //!              one above a `high` of as much.
+//!              A copy of many steps ends behind the first one that is delayed, with a short count:
+//!              so each step pays, as each write does.
 //! THROTTLE-T3  Bytes that a cache in front took earlier are not delayed: the kernel writes its
 //!              pages back for others, too.
 //! THROTTLE-T4  A front end that has said [`Delays::wait_in_front_end`] waits itself, by
@@ -70,8 +72,9 @@ pub(crate) async fn before_change(fs: &Filesystem, owner: &MemoryOwner) -> Resul
 }
 
 /// After a change that takes so many bytes of memory: waits if the group is above its `high`.
-pub(crate) async fn slow_above_high(fs: &Filesystem, subvol: &Subvol, bytes: usize) {
-    slow(fs, subvol, bytes, &[Limit::High]).await;
+/// Returns whether the request is delayed, here or in the front end: one of many steps ends then.
+pub(crate) async fn slow_above_high(fs: &Filesystem, subvol: &Subvol, bytes: usize) -> bool {
+    slow(fs, subvol, bytes, &[Limit::High]).await
 }
 
 /// Before the creation of a file: waits if the group is above its `high`, or its `max`: no data
@@ -80,16 +83,14 @@ pub(crate) async fn slow_creation(fs: &Filesystem, subvol: &Subvol) {
     slow(fs, subvol, INODE_BYTES, &[Limit::High, Limit::Max]).await;
 }
 
-async fn slow(fs: &Filesystem, subvol: &Subvol, bytes: usize, limits: &[Limit]) {
-    if subvol.volume.owner().is_near_limit() {
-        Box::pin(delay(fs, subvol, bytes, limits)).await;
+async fn slow(fs: &Filesystem, subvol: &Subvol, bytes: usize, limits: &[Limit]) -> bool {
+    if bytes == 0 || !subvol.volume.owner().is_near_limit() {
+        return false;
     }
+    Box::pin(delay(fs, subvol, bytes, limits)).await
 }
 
-async fn delay(fs: &Filesystem, subvol: &Subvol, bytes: usize, limits: &[Limit]) {
-    if bytes == 0 {
-        return;
-    }
+async fn delay(fs: &Filesystem, subvol: &Subvol, bytes: usize, limits: &[Limit]) -> bool {
     let pages = bytes.div_ceil(BLOCK_BYTES) as u64;
     let delays = limits.iter().filter_map(|limit| {
         let OverLimit { group, over, .. } = reclaim_over(fs, subvol, *limit)?;
@@ -100,14 +101,17 @@ async fn delay(fs: &Filesystem, subvol: &Subvol, bytes: usize, limits: &[Limit])
         group.count(event);
         Some(delay_above_high(over, bound, pages))
     });
-    let Some(delay) = delays.max() else { return };
+    let Some(delay) = delays.max() else { return false };
     subvol.owed_delay.add(delay);
     fs.delays().any.store(true, Relaxed);
-    if !fs.delays().by_front_end.load(Relaxed)
-        && let Some(wait) = owed_delay(fs, subvol.id())
-    {
-        wait.await;
+    if fs.delays().by_front_end.load(Relaxed) {
+        return subvol.owed_delay.is_due();
     }
+    match owed_delay(fs, subvol.id()) {
+        Some(wait) => wait.await,
+        None => return false,
+    }
+    true
 }
 
 /// The group that is above this limit although its nodes were reclaimed.

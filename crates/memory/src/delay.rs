@@ -34,6 +34,11 @@ impl OwedDelay {
         self.0.fetch_add(delay.as_nanos() as u64, Relaxed);
     }
 
+    /// Whether the sum is worth a timer.
+    pub fn is_due(&self) -> bool {
+        Duration::from_nanos(self.0.load(Relaxed)) >= DELAY_MIN
+    }
+
     /// There is no reason for a delay any more.
     pub fn forgive(&self) {
         self.0.store(0, Relaxed);

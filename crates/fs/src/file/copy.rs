@@ -12,7 +12,7 @@
 //!          behind the end mean nothing on disk (R36).
 //! COPY-Y3  One request takes at most [`STEPS_MAX`] steps of bounded work and yields between them.
 //!          It returns a short count then, and callers repeat it, so a signal ends a long copy
-//!          between two requests.
+//!          between two requests. So it does behind a step for which it is delayed (THROTTLE-T2).
 //! COPY-Y4  Under the locks of the files, a share asks its limit and does not wait for room: that
 //!          takes steps of deletions, for up to half a minute. It waits without locks, and then
 //!          begins again (ROOM-W1).
@@ -103,14 +103,17 @@ impl Filesystem {
 /// The bytes that the target has now, and the memory that the step took.
 struct Step {
     bytes: u64,
-    memory: u64,
+    memory: usize,
 }
 
 impl Step {
-    /// Items of extents: one for each chunk at the least.
-    fn of_items(bytes: u64) -> Step {
-        let items = bytes.div_ceil(CHUNK * BLOCK);
-        Step { bytes, memory: items * (KEY_BYTES + extent_bytes(0)) as u64 }
+    /// It was not possible.
+    const NONE: Step = Step { bytes: 0, memory: 0 };
+
+    /// Of a hole: the items of extents that it replaces, one for each chunk at the least.
+    fn of_hole(bytes: u64) -> Step {
+        let items = bytes.div_ceil(CHUNK * BLOCK) as usize;
+        Step { bytes, memory: items * (KEY_BYTES + extent_bytes(0)) }
     }
 }
 
@@ -123,7 +126,7 @@ struct CopyRequest<'r> {
 
 impl CopyRequest<'_> {
     async fn serve(&self, from_offset: u64, to_offset: u64, len: u64) -> Result<u64> {
-        let (mut copied, mut memory) = (0, 0);
+        let mut copied = 0;
         for step in 0..STEPS_MAX {
             if copied == len {
                 break;
@@ -136,13 +139,14 @@ impl CopyRequest<'_> {
                 Ok(Step { bytes: 0, .. }) => break,
                 Ok(step) => {
                     copied += step.bytes;
-                    memory += step.memory;
+                    if slow_above_high(self.fs, &self.target.subvol, step.memory).await {
+                        break;
+                    }
                 }
                 Err(error) if copied == 0 => return Err(error),
                 Err(_) => break,
             }
         }
-        slow_above_high(self.fs, &self.target.subvol, memory as usize).await;
         Ok(copied)
     }
 
@@ -157,19 +161,19 @@ impl CopyRequest<'_> {
         let CopyRequest { fs, source, target } = *self;
         let hole = hole_at(fs, source, at, rest).await?;
         if hole > SHARE_BLOCKS * BLOCK {
-            return copy_hole(fs, target, to_at, hole).await.map(Step::of_items);
+            return copy_hole(fs, target, to_at, hole).await.map(Step::of_hole);
         }
         let shared = self.share_step(at, to_at, rest).await?;
-        if shared > 0 {
-            return Ok(Step::of_items(shared));
+        if shared.bytes > 0 {
+            return Ok(shared);
         }
         // A shorter hole costs less as zeros than as a step of its own.
         if hole >= CHUNK * BLOCK {
-            return copy_hole(fs, target, to_at, hole).await.map(Step::of_items);
+            return copy_hole(fs, target, to_at, hole).await.map(Step::of_hole);
         }
         let step = content_at(fs, source, at, rest.min(STEP - at % BLOCK)).await?;
         let bytes = self.copy_step(at, to_at, step as usize).await?;
-        Ok(Step { bytes, memory: bytes })
+        Ok(Step { bytes, memory: bytes as usize })
     }
 
     async fn copy_step(&self, from_offset: u64, to_offset: u64, len: usize) -> Result<u64> {
@@ -190,16 +194,16 @@ impl CopyRequest<'_> {
         Ok(at - to_offset)
     }
 
-    /// Bytes that could be shared; 0: the next ones are to be copied.
-    async fn share_step(&self, from_offset: u64, to_offset: u64, len: u64) -> Result<u64> {
+    /// Bytes that could be shared; none: the next ones are to be copied.
+    async fn share_step(&self, from_offset: u64, to_offset: u64, len: u64) -> Result<Step> {
         let CopyRequest { fs, source, target } = *self;
         let (from, to) = (source.node, target.node);
         if from == to || !from_offset.is_multiple_of(BLOCK) || !to_offset.is_multiple_of(BLOCK) {
-            return Ok(0);
+            return Ok(Step::NONE);
         }
         fs.permit_in(&target.subvol)?;
         if shareable(source, from_offset, target, to_offset, len) < BLOCK {
-            return Ok(0);
+            return Ok(Step::NONE);
         }
         let mut room = Room::default();
         loop {
@@ -217,7 +221,7 @@ impl CopyRequest<'_> {
         to_offset: u64,
         len: u64,
         room: &mut Room,
-    ) -> Result<u64> {
+    ) -> Result<Step> {
         let CopyRequest { fs, source, target } = *self;
         let (from, to) = (source.node, target.node);
         fs.write_through(source, false).await?;
@@ -246,7 +250,7 @@ impl CopyRequest<'_> {
 
     /// Shares the source's extents in `bytes` bytes from `first` on. The caller holds all locks of
     /// both files.
-    async fn share(&self, first: u64, to_offset: u64, bytes: u64, room: &mut Room) -> Result<u64> {
+    async fn share(&self, first: u64, to_offset: u64, bytes: u64, room: &mut Room) -> Result<Step> {
         let CopyRequest { fs, source, target } = *self;
         let mut blocks = bytes.div_ceil(BLOCK);
         let found = fs.extents(source, first..first + blocks, SHARE_EXTENTS + 1).await?;
@@ -261,7 +265,7 @@ impl CopyRequest<'_> {
             !dirty && state.data.cut.size().is_none() && !state.is_inline()
         };
         if bytes == 0 || !clean(source, first) || !clean(target, to) || !reaches(target, to) {
-            return Ok(0);
+            return Ok(Step::NONE);
         }
         let pieces = pieces(found, first, blocks, to);
         let mut edit = MapEdit::default();
@@ -304,14 +308,14 @@ impl CopyRequest<'_> {
                     tx
                 };
                 let (from, into) = (&source.subvol.volume, &target.subvol.volume);
-                let cost = (&mut credit, Some(&mut hold));
-                match fs.volumes.try_reflink(from, into, &runs, &kept, cost, build)? {
+                let pays = (&mut credit, Some(&mut hold));
+                match fs.volumes.try_reflink(from, into, &runs, &kept, pays, build)? {
                     Ok(txg) => {
                         state.shown.size = state.shown.size.max(item.size);
                         fs.has_written(target, &mut state);
                         (state.shown.mtime, state.shown.ctime) = (now, now);
                         state.logged(item, txg);
-                        return Ok(bytes);
+                        return Ok(Step { bytes, memory: cost });
                     }
                     Err(unread) => unread,
                 }

@@ -7,7 +7,7 @@ use copyhold_fs::{
     Caller, FallocateMode, FileFlags, Filesystem, FsError, NodeId, OpenFlags, Options, RenameFlags,
     SetAttr, WriteFlags, owed_delay,
 };
-use copyhold_memory::{Event, GroupLimits, MemoryClass, MemoryOwner, Stat};
+use copyhold_memory::{Event, GroupLimits, MemoryClass, MemoryOwner, Stat, delay_above_high};
 use copyhold_pool::{Limits, OpenOptions, Pool, is_edit_part_used_up};
 use copyhold_runtime::{Rt, Runtime};
 use copyhold_types::{Nanos, SubvolId};
@@ -271,6 +271,80 @@ fn copies_reflinks_and_preallocation_above_high_are_delayed() {
             let waited = Duration::from_nanos(world.rt.now() - before);
             assert!(waited >= Duration::from_millis(10), "{call}: {waited:?}");
         }
+        world.close(fs).await;
+    });
+}
+
+/// THROTTLE-T2: a copy pays for each step, as a write does, and no request waits for longer.
+#[test]
+fn a_copy_above_high_ends_behind_its_first_step_and_pays_for_it() {
+    const BYTES: u64 = 8 << 20;
+    for by_front_end in [false, true] {
+        let world = World::with_log(88, 65_536, 8 << 20);
+        world.run(async {
+            let fs = world.open().await;
+            if by_front_end {
+                fs.delays().wait_in_front_end();
+            }
+            let (file, owner) = limited(&fs, above_high()).await;
+            let from = make(&fs, fs.root(), "from").await.unwrap();
+            write(&fs, from, 0, &pattern(1, BYTES as usize)).await;
+            fs.sync().await.unwrap();
+            let copy = async |at| {
+                // From the next byte on: no block can be shared.
+                fs.copy_file_range(from, at + 1, file, at, BYTES - 1 - at).await.unwrap()
+            };
+            let used = owner.charge(MemoryClass::Lookup, 5 << 20);
+            let (mut copied, mut calls) = (0, 0);
+            while copied < BYTES / 2 {
+                let before = world.rt.now();
+                copied += copy(copied).await;
+                if let Some(owed) = owed_delay(&fs, file.subvol) {
+                    owed.await;
+                }
+                calls += 1;
+                let waited = Duration::from_nanos(world.rt.now() - before);
+                assert!(waited >= Duration::from_secs(2), "{waited:?} for {copied}");
+                assert!(waited < Duration::from_millis(2500), "{waited:?} for {copied}");
+            }
+            assert!(calls >= 4, "{copied} bytes in {calls} calls");
+            drop(used);
+            owner.set_limits(&GroupLimits::default());
+            assert_eq!(
+                copied + copy(copied).await,
+                BYTES - 1,
+                "below its limit it takes all steps"
+            );
+            world.close(fs).await;
+        });
+    }
+}
+
+/// The delay of a reflink is that of the edits that it leaves in memory.
+#[test]
+fn a_reflink_of_many_extents_is_delayed_by_the_memory_of_its_edits() {
+    const EXTENTS: u64 = 256;
+    const OVER: u64 = 100 << 20;
+    let world = World::new(89, 65_536);
+    world.run(async {
+        let fs = world.open().await;
+        let limits = GroupLimits { high: 10 * OVER, ..GroupLimits::default() };
+        let (file, owner) = limited(&fs, limits).await;
+        let from = make(&fs, fs.root(), "from").await.unwrap();
+        for n in 0..EXTENTS {
+            write(&fs, from, 8192 * n, &pattern(n as u8, 4096)).await;
+            fs.fsync(from, false).await.unwrap();
+        }
+        let _used = owner.charge(MemoryClass::Lookup, (11 * OVER) as i64);
+        let (before, edits) = (world.rt.now(), owner.charged(MemoryClass::Edit));
+        let mut shared = 0;
+        while shared < 8192 * EXTENTS - 4096 {
+            shared += fs.copy_file_range(from, shared, file, shared, 1 << 30).await.unwrap();
+        }
+        let edits = (owner.charged(MemoryClass::Edit) - edits) as u64;
+        let waited = Duration::from_nanos(world.rt.now() - before);
+        let wanted = delay_above_high(OVER, 10 * OVER, edits / 4096);
+        assert!(edits > 8192 && waited >= wanted, "{waited:?} for {edits} bytes: {wanted:?}");
         world.close(fs).await;
     });
 }
