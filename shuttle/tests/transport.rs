@@ -26,6 +26,11 @@ fn an_interrupt_finds_its_request() {
     explore(models::interrupts);
 }
 
+#[test]
+fn readers_that_move_the_queue_into_memory_leave_no_request_there() {
+    explore(models::drains);
+}
+
 /// Its thread looks for the bell again and again, which with priorities may be for ever.
 #[test]
 fn an_answer_wakes_the_thread_that_sends_it() {

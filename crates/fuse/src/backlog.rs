@@ -35,12 +35,15 @@
 //! Between its arrival and its begin, a request waits for those that each reader serves until a
 //! drain, and then as FAIR-F3 states. The first drain of a backlog may be 64 requests away.
 
+pub(crate) mod gate;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use copyhold_memory::MemoryCharge;
 use copyhold_sync::{Mutex, of};
 
+use self::gate::Gate;
 use crate::desk::Channel;
 use crate::dispatch::Message;
 use crate::fair::FairQueue;
@@ -58,14 +61,12 @@ pub(crate) struct Backlog<O> {
     /// Its device never waits. The requests are answered by it.
     channel: Arc<Channel<O>>,
     queue: Mutex<FairQueue<Drained>, of::Backlog>,
-    /// Requests in the queue.
-    waiting: AtomicUsize,
     bytes: AtomicUsize,
     bytes_max: usize,
     /// How many requests ever were here.
     drained: AtomicU64,
-    /// Readers in a read that may wait (BACKLOG-B4).
-    reading: AtomicUsize,
+    /// Before reads that may wait (BACKLOG-B4).
+    pub(crate) gate: Gate,
 }
 
 /// A request, and what it is charged for.
@@ -73,16 +74,12 @@ type Drained = (Message, Option<MemoryCharge>);
 
 impl<O: Operations> Backlog<O> {
     pub(crate) fn new(channel: Arc<Channel<O>>, bytes_max: usize) -> Backlog<O> {
-        let (queue, waiting, bytes, drained, reading) = Default::default();
-        Backlog { channel, queue, waiting, bytes, bytes_max, drained, reading }
+        let (queue, bytes, drained, gate) = Default::default();
+        Backlog { channel, queue, bytes, bytes_max, drained, gate }
     }
 
     pub(crate) fn channel(&self) -> &Arc<Channel<O>> {
         &self.channel
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.load(SeqCst) == 0
     }
 
     /// Whether a drain must end (BACKLOG-B1).
@@ -92,25 +89,6 @@ impl<O: Operations> Backlog<O> {
 
     pub(crate) fn drained(&self) -> u64 {
         self.drained.load(Relaxed)
-    }
-
-    /// Whether a read may wait for the next request; [`Backlog::end_read`] follows then.
-    pub(crate) fn begin_read(&self) -> bool {
-        self.reading.fetch_add(1, SeqCst);
-        let begins = self.is_empty();
-        if !begins {
-            self.end_read();
-        }
-        begins
-    }
-
-    pub(crate) fn end_read(&self) {
-        self.reading.fetch_sub(1, SeqCst);
-    }
-
-    /// Whether the kernel's queue has a reader that may sleep.
-    pub(crate) fn has_reading(&self) -> bool {
-        self.reading.load(SeqCst) > 0
     }
 
     pub(crate) fn add(&self, mut message: Message) {
@@ -124,17 +102,17 @@ impl<O: Operations> Backlog<O> {
         let work = WORK + message.moved() + message.listed();
         let mut queue = self.queue.lock();
         queue.push(share, work, (message, charge));
-        self.waiting.fetch_add(1, SeqCst);
+        self.gate.add();
     }
 
     /// The request that is to be begun now.
     pub(crate) fn next(&self) -> Option<Message> {
-        if self.is_empty() {
+        if self.gate.is_empty() {
             return None;
         }
         let mut queue = self.queue.lock();
         let (message, _charge) = queue.pop()?;
-        self.waiting.fetch_sub(1, SeqCst);
+        self.gate.take();
         drop(queue);
         let bytes = bytes(&message);
         self.bytes.fetch_sub(bytes, Relaxed);

@@ -79,7 +79,7 @@ struct BacklogReader<O, F> {
 impl<O: Operations, F> BacklogReader<O, F> {
     fn is_drain_due(&self) -> bool {
         let buffers = &self.backlog.channel().connection.buffers;
-        let may_drain = !self.backlog.has_reading() && !self.backlog.is_full();
+        let may_drain = !self.backlog.gate.has_reading() && !self.backlog.is_full();
         self.look.is_due() && may_drain && !buffers.is_overfull()
     }
 }
@@ -139,12 +139,12 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
 
     /// Reads from the kernel's queue, unless a request is in memory (BACKLOG-B4).
     fn wait_for_request(&mut self) -> Got {
-        if self.backlog.as_ref().is_some_and(|one| !one.backlog.begin_read()) {
+        if self.backlog.as_ref().is_some_and(|one| !one.backlog.gate.begin_read()) {
             return Got::Again;
         }
         let got = self.read(true);
         if let Some(one) = &self.backlog {
-            one.backlog.end_read();
+            one.backlog.gate.end_read();
         }
         got
     }
@@ -173,15 +173,15 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
             let Some(message) = self.message(len, true) else { continue };
             let is_forget = is_forget(message.header.opcode);
             found += usize::from(self.take(message));
-            if backlog.is_full() || is_forget && !backlog.is_empty() {
+            if backlog.is_full() || is_forget && !backlog.gate.is_empty() {
                 break;
             }
-            if backlog.has_reading() {
+            if backlog.gate.has_reading() {
                 // The next drain is due at once.
                 return None;
             }
         }
-        self.backlog.as_mut()?.look.found(found, !backlog.is_empty());
+        self.backlog.as_mut()?.look.found(found, !backlog.gate.is_empty());
         None
     }
 
@@ -211,7 +211,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
         let Some(message) = backlog.next() else { return false };
         look.served();
         let message = poll(desk, message);
-        if backlog.is_empty() {
+        if backlog.gate.is_empty() {
             look.at_once();
         }
         if let Some(message) = message {

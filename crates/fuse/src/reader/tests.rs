@@ -146,14 +146,14 @@ impl Kernel {
 #[test]
 fn requests_beside_a_reader_in_the_kernel_are_drained_one_by_one() {
     let (mut kernel, mut reader) = start(BYTES_MAX);
-    assert!(kernel.backlog.begin_read());
+    assert!(kernel.backlog.gate.begin_read());
     kernel.asks(5);
     for round in 1..=3 {
         assert_eq!(reader.drains(), 1, "BACKLOG-B4");
         assert!(reader.turn().is_none());
         assert!(kernel.served() >= round);
     }
-    kernel.backlog.end_read();
+    kernel.backlog.gate.end_read();
     kernel.asks(5);
     while reader.drains() > 0 {}
     assert_eq!(kernel.backlog.drained(), 10);
@@ -165,13 +165,13 @@ fn a_drain_begins_only_when_no_reader_waits_in_the_kernel() {
     kernel.asks(10);
     assert_eq!(reader.drains(), 10);
     reader.serves_until_due();
-    while !kernel.backlog.is_empty() {
+    while !kernel.backlog.gate.is_empty() {
         assert!(reader.turn().is_none());
     }
-    assert!(kernel.backlog.begin_read());
+    assert!(kernel.backlog.gate.begin_read());
     kernel.asks(2);
     assert!(!reader.is_drain_due(), "BACKLOG-B4: the other reader is woken for them");
-    kernel.backlog.end_read();
+    kernel.backlog.gate.end_read();
     assert!(reader.is_drain_due());
     assert!(reader.turn().is_none());
     assert_eq!((kernel.backlog.drained(), kernel.served()), (12, 11));
@@ -183,10 +183,10 @@ fn a_reader_does_not_sleep_beside_a_request_in_memory() {
     kernel.asks(1);
     reader.drains();
     assert!(reader.read_and_serve().is_none(), "BACKLOG-B4: it reads from a device that has ended");
-    assert!(!kernel.backlog.has_reading());
+    assert!(!kernel.backlog.gate.has_reading());
     assert!(reader.turn().is_none());
     assert!(reader.read_and_serve().is_some());
-    assert!(!kernel.backlog.has_reading());
+    assert!(!kernel.backlog.gate.has_reading());
 }
 
 #[test]
@@ -239,7 +239,7 @@ fn drained_requests_are_charged_until_they_are_begun() {
     kernel.asks(10);
     reader.drains();
     assert!(charged(&kernel) >= 10 * size_of::<Message>() as i64, "BACKLOG-B1");
-    while !kernel.backlog.is_empty() {
+    while !kernel.backlog.gate.is_empty() {
         reader.turn();
     }
     assert_eq!((kernel.served(), charged(&kernel)), (10, 0), "BACKLOG-B1");
@@ -264,7 +264,7 @@ fn requests_in_memory_are_served_at_an_unmount_and_dropped_at_an_abort() {
         kernel.asks(10);
         reader.drains();
         reader.end(end);
-        assert!(kernel.backlog.is_empty(), "BACKLOG-B3");
+        assert!(kernel.backlog.gate.is_empty(), "BACKLOG-B3");
         assert_eq!(kernel.served(), served, "BACKLOG-B3");
         assert_eq!(kernel.fs.owner.charged(MemoryClass::Request), 0);
     }
@@ -276,6 +276,6 @@ fn destroy_begins_behind_all_requests_and_does_not_wait_in_memory() {
     kernel.asks(10);
     kernel.sends(Opcode::Destroy, &[]);
     assert_eq!(reader.drains(), 10);
-    assert!(kernel.backlog.is_empty(), "BACKLOG-B3");
+    assert!(kernel.backlog.gate.is_empty(), "BACKLOG-B3");
     assert_eq!(kernel.fs.served_at_end.load(Relaxed), 10, "BACKLOG-B3");
 }
