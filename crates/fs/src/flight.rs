@@ -21,12 +21,17 @@
 //! FLIGHT-L4  Batches that callers wait for, as for an fsync, have a lane for each tenant, with the
 //!            bounds of FLIGHT-L1. So an fsync waits for room until bytes of its own tenant's
 //!            callers have landed, and for no write-back; and a tenant that makes large files
-//!            durable has few bytes at the device before the requests of another one.
+//!            durable has few bytes at the device before the requests of another one. A batch that
+//!            finds its lane empty may take all of the bound: a lone caller has as many requests at
+//!            the device.
 //! FLIGHT-L5  A batch with room waits for nothing but the device: it takes its blocks and claims
 //!            their space without a wait, sends its requests, and gives the room back when the last
 //!            one is answered. Before any other wait, for a lock, a cut, credit or a commit, it has
-//!            no room. So each wait for room ends as long as the device serves requests, and a
-//!            task that waits for room may hold any lock.
+//!            no room. So each wait for room ends as long as the device serves requests, and the
+//!            tasks that have room are polled.
+//! FLIGHT-L6  No room is waited for by a batch with blocks taken, because readers and an fsync of
+//!            its file wait for it; nor under a lock that other tenants wait for ([`Lane::Urgent`]).
+//!            The bytes of such a batch count, also beyond the bound.
 //!
 //! Data that travels with its transaction (P12) takes no room: its bytes are the log's.
 
@@ -57,6 +62,8 @@ pub(crate) struct Flight {
 pub(crate) enum Lane {
     Tasks(SubvolId),
     Callers(SubvolId),
+    /// As that of the callers, without a wait (FLIGHT-L6).
+    Urgent(SubvolId),
 }
 
 /// The queues of callers, by tenant.
@@ -73,6 +80,13 @@ struct Queue {
     landed: Event,
     /// Held by the batch that begins next (FLIGHT-L3).
     first: FifoMutex,
+}
+
+/// Bytes that may be under way in a lane.
+#[derive(Clone, Copy)]
+struct Bound {
+    all: u64,
+    first_may_have_all: bool,
 }
 
 /// Room for the bytes of a batch, until it is dropped.
@@ -92,7 +106,7 @@ impl Flight {
     fn queue(&self, lane: Lane) -> Arc<Queue> {
         match lane {
             Lane::Tasks(_) => self.tasks.clone(),
-            Lane::Callers(tenant) => self.callers.lock().of(tenant),
+            Lane::Callers(tenant) | Lane::Urgent(tenant) => self.callers.lock().of(tenant),
         }
     }
 }
@@ -113,34 +127,45 @@ impl CallerQueues {
 }
 
 impl Lane {
-    /// Waits for room for so many blocks, or for as many as half of the lane's bound if that is
-    /// less.
+    /// Waits for room for so many blocks, or for as many as the lane's bound lets one batch have:
+    /// half of it, or for a caller all of an empty lane.
     pub(crate) async fn take_some(self, fs: &Filesystem, blocks: usize) -> Flying {
-        let wanted = (blocks * BLOCK_BYTES) as u64;
-        self.take(fs, |max| wanted.min(max / 2)).await
-    }
-
-    /// Waits for room for all of so many blocks.
-    pub(crate) async fn take_all(self, fs: &Filesystem, blocks: usize) -> Flying {
-        self.take(fs, |_| (blocks * BLOCK_BYTES) as u64).await
-    }
-
-    async fn take(self, fs: &Filesystem, wanted: impl Fn(u64) -> u64) -> Flying {
-        let (Lane::Tasks(tenant) | Lane::Callers(tenant)) = self;
+        let (Lane::Tasks(tenant) | Lane::Callers(tenant)) = self else {
+            return self.overdraw(fs, blocks);
+        };
         let is_beside = || fs.flusher.foreground.is_beside(tenant, fs.rt.now());
-        let max = || if is_beside() { BESIDE } else { ALONE };
-        fs.flusher.flight.queue(self).take(wanted, max).await
+        let bound = || Bound {
+            all: if is_beside() { BESIDE } else { ALONE },
+            first_may_have_all: matches!(self, Lane::Callers(_)),
+        };
+        let bytes = (blocks * BLOCK_BYTES) as u64;
+        fs.flusher.flight.queue(self).take(bytes, bound).await
+    }
+
+    /// Room for so many blocks without a wait (FLIGHT-L6).
+    pub(crate) fn overdraw(self, fs: &Filesystem, blocks: usize) -> Flying {
+        fs.flusher.flight.queue(self).overdraw((blocks * BLOCK_BYTES) as u64)
+    }
+}
+
+impl Bound {
+    /// The bytes of a batch that wants so many, beside those that are under way.
+    fn part(self, wanted: u64, used: u64) -> u64 {
+        let most = if self.first_may_have_all && used == 0 { self.all } else { self.all / 2 };
+        wanted.min(most)
     }
 }
 
 impl Queue {
-    /// Waits for room for the bytes `wanted` with a bound of `max`, which may change meanwhile.
-    async fn take(self: Arc<Self>, wanted: impl Fn(u64) -> u64, max: impl Fn() -> u64) -> Flying {
+    /// Waits for room for so many bytes or fewer. The bound may change meanwhile.
+    async fn take(self: Arc<Self>, wanted: u64, bound: impl Fn() -> Bound) -> Flying {
+        if wanted == 0 {
+            return self.overdraw(0);
+        }
         let _first = self.first.lock().await;
         let mut landed = None;
         loop {
-            let max = max();
-            if let Some(flying) = self.try_take(wanted(max), max) {
+            if let Some(flying) = self.try_take(wanted, bound()) {
                 return flying;
             }
             match landed.take() {
@@ -151,10 +176,18 @@ impl Queue {
         }
     }
 
-    fn try_take(self: &Arc<Self>, bytes: u64, max: u64) -> Option<Flying> {
-        let fits = |used: u64| (used == 0 || used + bytes <= max).then_some(used + bytes);
-        self.bytes.fetch_update(AcqRel, Acquire, fits).ok()?;
-        Some(Flying { queue: self.clone(), bytes })
+    fn try_take(self: &Arc<Self>, wanted: u64, bound: Bound) -> Option<Flying> {
+        let after = |used: u64| {
+            let all = used + bound.part(wanted, used);
+            (used == 0 || all <= bound.all).then_some(all)
+        };
+        let used = self.bytes.fetch_update(AcqRel, Acquire, after).ok()?;
+        Some(Flying { queue: self.clone(), bytes: bound.part(wanted, used) })
+    }
+
+    fn overdraw(self: Arc<Self>, bytes: u64) -> Flying {
+        self.bytes.fetch_add(bytes, AcqRel);
+        Flying { queue: self, bytes }
     }
 }
 
@@ -196,8 +229,8 @@ mod tests {
     const B: SubvolId = SubvolId(2);
 
     /// A batch of eight blocks asks for room.
-    async fn take(queue: &Arc<Queue>, max: u64) -> Flying {
-        queue.clone().take(|max| (8 * BLOCK).min(max / 2), move || max).await
+    async fn take(queue: &Arc<Queue>, all: u64) -> Flying {
+        queue.clone().take(8 * BLOCK, move || Bound { all, first_may_have_all: false }).await
     }
 
     fn bytes(queue: &Queue) -> u64 {
@@ -224,8 +257,38 @@ mod tests {
         assert_eq!(bytes(&queue), 0);
         let alone = take(2 * BLOCK).now_or_never();
         assert_eq!(alone.map(|flying| flying.blocks()), Some(1), "half of the bound");
-        let all = queue.clone().take(|_| 8 * BLOCK, || 2 * BLOCK).now_or_never();
-        assert_eq!(all.map(|flying| flying.blocks()), Some(8), "FLIGHT-L2");
+        let least = take(BLOCK / 2).now_or_never();
+        assert!(least.is_some(), "FLIGHT-L2");
+    }
+
+    /// FLIGHT-L4.
+    #[test]
+    fn a_caller_takes_all_of_an_empty_lane_and_half_of_the_bound_beside_others() {
+        let queue = Arc::<Queue>::default();
+        let bound = || Bound { all: 16 * BLOCK, first_may_have_all: true };
+        let take = |blocks| queue.clone().take(blocks * BLOCK, bound).now_or_never();
+        let few = take(2).expect("there is room");
+        let half = take(20).expect("there is room");
+        assert_eq!((few.blocks(), half.blocks()), (2, 8));
+        drop((few, half));
+        let all = take(20).expect("there is room");
+        assert_eq!(all.blocks(), 16);
+        assert!(take(1).is_none(), "the lane is full");
+    }
+
+    /// FLIGHT-L6.
+    #[test]
+    fn bytes_that_wait_for_no_room_count() {
+        let queue = Arc::<Queue>::default();
+        let stream = take(&queue, 16 * BLOCK).now_or_never().expect("there is room");
+        let urgent = queue.clone().overdraw(100 * BLOCK);
+        assert_eq!(bytes(&queue), 108 * BLOCK);
+        drop(stream);
+        assert!(take(&queue, 16 * BLOCK).now_or_never().is_none(), "they are under way");
+        let none = queue.clone().take(0, || Bound { all: 0, first_may_have_all: false });
+        assert!(none.now_or_never().is_some(), "a batch without bytes needs no room");
+        drop(urgent);
+        assert_eq!(bytes(&queue), 0);
     }
 
     /// FLIGHT-L3.

@@ -282,7 +282,7 @@ impl Filesystem {
         if inode.state().data.cut.size().is_none() {
             return Ok(());
         }
-        self.write_through(inode, false).await
+        self.write_urgently(inode).await
     }
 
     /// Holders of the file find it gone, and its dirty blocks are dropped.

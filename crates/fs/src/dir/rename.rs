@@ -120,7 +120,7 @@ impl Filesystem {
                 Ok(None) => return Ok(()),
                 Ok(Some(file)) => {
                     if !self.breaks(Sabotage::RenameFirst) {
-                        self.write_through(&file, false).await?;
+                        self.write_urgently(&file).await?;
                     }
                     written.push(file.node);
                 }

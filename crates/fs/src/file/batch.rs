@@ -84,7 +84,7 @@ impl Filesystem {
         lane: Lane,
     ) -> Result<bool> {
         let mut batch = loop {
-            let (flying, blocks) = self.room_before_batch(inode, attach, lane).await;
+            let (flying, blocks) = self.room_before_batch(inode, version, attach, lane).await;
             match WritebackJob::take(self, inode, version, attach, blocks, lane) {
                 Some(mut batch) => {
                     batch.fly(flying);
@@ -115,10 +115,14 @@ impl Filesystem {
     async fn room_before_batch(
         &self,
         inode: &InodeRef,
+        version: u64,
         attach: bool,
         lane: Lane,
     ) -> (Option<Flying>, usize) {
-        let ready = inode.state().data.ready().min(BATCH_BLOCKS);
+        let ready = {
+            let data = &inode.state().data;
+            if data.has_dirty_block(version) { data.ready().min(BATCH_BLOCKS) } else { 0 }
+        };
         let attached = self.options.attach_bytes_max as usize / BLOCK_BYTES;
         if ready == 0 || (attach && ready <= attached) {
             return (None, attached);
@@ -267,16 +271,12 @@ impl WritebackJob {
         }
     }
 
-    /// Writes the blocks to their places, with the room that there is for them, or behind a wait
-    /// for some.
+    /// Writes the blocks to their places. Without room they have to be there at once (FLIGHT-L6).
     pub(super) async fn send(&self, placed: &[Placed], flying: Option<Flying>) -> Result<()> {
-        let _flying = match flying {
-            Some(flying) => flying,
-            None => {
-                let blocks = placed.iter().map(|piece| piece.run.blocks as usize).sum();
-                self.lane.take_all(&self.fs, blocks).await
-            }
-        };
+        let _flying = flying.unwrap_or_else(|| {
+            let blocks = placed.iter().map(|piece| piece.run.blocks as usize).sum();
+            self.lane.overdraw(&self.fs, blocks)
+        });
         let mut requests = Vec::new();
         let mut rest = placed;
         while let Some(first) = rest.first() {

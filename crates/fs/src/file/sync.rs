@@ -68,6 +68,22 @@ impl Filesystem {
         inode: &InodeRef,
         attach: bool,
     ) -> Result<()> {
+        let tenant = tenant_of(&self.volumes, inode.node.subvol);
+        self.write_in_lane(inode, attach, Lane::Callers(tenant)).await
+    }
+
+    /// The same under a lock that other tenants wait for.
+    pub(crate) async fn write_urgently(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
+        let tenant = tenant_of(&self.volumes, inode.node.subvol);
+        self.write_in_lane(inode, false, Lane::Urgent(tenant)).await
+    }
+
+    async fn write_in_lane(
+        self: &Arc<Self>,
+        inode: &InodeRef,
+        attach: bool,
+        lane: Lane,
+    ) -> Result<()> {
         let (mut version, size) = {
             let state = inode.state();
             if state.data.is_settled() && !state.data.is_writing(u64::MAX) {
@@ -75,12 +91,10 @@ impl Filesystem {
             }
             (state.data.version(), state.shown.size)
         };
-        let tenant = tenant_of(&self.volumes, inode.node.subvol);
-        if attach {
-            self.flusher.foreground.note(tenant, self.rt.now());
-        }
-        let lane = Lane::Callers(tenant);
         loop {
+            if attach {
+                note_wait(self, inode.node.subvol);
+            }
             while self.write_batch(inode, version, attach, lane).await? {}
             self.batches_end(inode).await;
             let state = inode.state();

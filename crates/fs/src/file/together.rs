@@ -14,7 +14,7 @@ use std::sync::Arc;
 use copyhold_pool::Claim;
 use copyhold_runtime::finishing;
 use copyhold_types::{Bufs, Purpose, Run};
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 
 use super::batch::{Content, Placed, REQUEST_BLOCKS_MAX, WritebackJob, gather, place};
 use crate::flight::Flying;
@@ -63,6 +63,12 @@ impl Filesystem {
         let (placed, others): (Vec<_>, Vec<_>) =
             batches.into_iter().partition(WritebackJob::is_placed);
         flying.keep_blocks(placed.iter().map(|batch| batch.took.len()).sum());
+        // The others wait for locks, and have no room meanwhile (FLIGHT-L5).
+        let (told, others) = join(self.write_group(placed, flying), write_each(others)).await;
+        told.and(others)
+    }
+
+    async fn write_group(&self, placed: Vec<WritebackJob>, flying: Flying) -> Result<()> {
         let mut group = Vec::with_capacity(placed.len());
         let mut told = Ok(());
         for mut batch in placed {
@@ -71,12 +77,7 @@ impl Filesystem {
                     let placed = place(&batch.took, &claims);
                     group.push(Ready { batch, placed, claims });
                 }
-                Err(error) => {
-                    // Before the batch has ended: an fsync that waits for that asks for errors
-                    // then.
-                    batch.inode.record_error(Err(error.clone()));
-                    told = told.and(Err(error));
-                }
+                Err(error) => told = told.and(batch.tell(Err(error))),
             }
         }
         let sent = self.send_together(&group).await;
@@ -88,14 +89,7 @@ impl Filesystem {
                 false => batch.send_and_install(&placed, &mut claims).await,
             };
             batch.unclaim(claims);
-            batch.inode.record_error(result.clone());
-            told = told.and(result);
-        }
-        // Without room: they wait for locks (FLIGHT-L5).
-        for mut batch in others {
-            let result = batch.write().await;
-            batch.inode.record_error(result.clone());
-            told = told.and(result);
+            told = told.and(batch.tell(result));
         }
         told
     }
@@ -129,5 +123,23 @@ impl Filesystem {
             sent[from..=to].iter_mut().for_each(|sent| *sent &= written);
         }
         sent
+    }
+}
+
+async fn write_each(batches: Vec<WritebackJob>) -> Result<()> {
+    let mut told = Ok(());
+    for mut batch in batches {
+        let result = batch.write().await;
+        told = told.and(batch.tell(result));
+    }
+    told
+}
+
+impl WritebackJob {
+    /// The file keeps an error, before the batch has ended: an fsync that waits for that asks for
+    /// errors then.
+    fn tell(self, result: Result<()>) -> Result<()> {
+        self.inode.record_error(result.clone());
+        result
     }
 }

@@ -177,6 +177,8 @@ fn an_fsync_waits_for_few_bytes_that_others_make_durable() {
         assert!(first.0 <= 2 * ALONE && later.len() > 20, "{waits:?}");
         // Of the callers, and of tasks that write back the same files.
         assert!(later.iter().all(|(ahead, _)| *ahead <= 2 * BESIDE), "FLIGHT-L4: {waits:?}");
+        let most = QueuedDevice::time_of(8 * BESIDE, 64);
+        assert!(later.iter().all(|(_, took)| *took < most), "{waits:?}");
         world.close(fs).await;
     });
 }
