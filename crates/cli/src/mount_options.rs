@@ -21,9 +21,9 @@ use crate::size::Size;
 /// More threads than this only wait for each other.
 const READERS_MAX: usize = 64;
 
-/// The room in `info` for the options that all mounts of a pool share: its answer has 8192 bytes,
-/// of which a path takes up to 4096, and the counters up to 3250.
-const SHARED_BYTES_MAX: usize = 768;
+/// The room in `info` for the options that all mounts of a pool share, as much as mount(2) takes:
+/// its answer has 12,288 bytes, of which a path takes up to 4096, and the counters less than that.
+const SHARED_BYTES_MAX: usize = 4096;
 
 /// Everything behind `-o`, sorted by who must know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -263,8 +263,8 @@ mod tests {
     #[test]
     fn more_options_than_info_has_room_for_are_refused() {
         let context = |bytes: usize| format!("context={}", "c".repeat(bytes));
-        assert!(parse(&context(754)).is_ok());
-        assert!(parse(&context(755)).unwrap_err().to_string().contains("at most 768"));
+        assert!(parse(&context(4082)).is_ok());
+        assert!(parse(&context(4083)).unwrap_err().to_string().contains("at most 4096"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use copyhold_fuse::ask::Command;
 use copyhold_fuse::protocol::{Opcode, wire};
+use copyhold_serve::control::INFO;
 use zerocopy::IntoBytes;
 
 use crate::input::Input;
@@ -13,7 +14,7 @@ const TENANTS: u32 = Command::exchanging(b'C', 3, (16 << 10) - 8).number();
 const COMMANDS: [u32; 12] = [
     TENANTS,
     Command::bare(b'C', 1).number(),
-    Command::answering(b'C', 2, 8192).number(),
+    INFO.number(),
     // File flags, version, extended flags, label, trim, shutdown, as in <linux/fs.h>.
     0x8008_6601,
     0x4008_6602,

@@ -11,7 +11,7 @@ const GROUP: u8 = b'C';
 /// Commits everything; returns when it is durable.
 pub const SYNC: Command = Command::bare(GROUP, 1);
 /// Reports the state of the pool, as JSON.
-pub const INFO: Command = Command::answering(GROUP, 2, 8192);
+pub const INFO: Command = Command::answering(GROUP, 2, 12 << 10);
 /// The attribute whose value is the token of the directory on which it is set: the kernel checks
 /// that the caller's mount permits writes, and the daemon notes that for the token.
 pub const CHECKED: &str = "system.copyhold.checked";

@@ -1,7 +1,7 @@
 //! Sessions that a kernel could have, to begin with.
 
-use copyhold_fuse::ask::Command;
 use copyhold_fuse::protocol::{Opcode, wire};
+use copyhold_serve::control::INFO;
 use zerocopy::{Immutable, IntoBytes};
 
 use super::how;
@@ -143,11 +143,7 @@ fn rest() -> Session {
 
 /// Numbers as large as they can be.
 fn extremes() -> Session {
-    let info = wire::IoctlIn {
-        cmd: Command::answering(b'C', 2, 8192).number(),
-        out_size: u32::MAX,
-        ..Default::default()
-    };
+    let info = wire::IoctlIn { cmd: INFO.number(), out_size: u32::MAX, ..Default::default() };
     let most = i64::MAX as u64;
     let size = |size| wire::SetattrIn { valid: 1 << 3, size, ..Default::default() };
     let fallocate =
