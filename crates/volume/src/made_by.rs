@@ -19,12 +19,16 @@
 //! Two passes over a family find this for all its leaves, however long the chain of snapshots is: a
 //! parent has a smaller number than its children (FAMILY-F1).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use copyhold_types::{EpochId, SubvolId};
+use smallvec::SmallVec;
 
 use crate::family::{Epoch, Family};
 use crate::volumes::{Map, Subvol, Volumes};
+
+/// Epochs and families that take no allocation.
+const FEW: usize = 16;
 
 impl Map {
     /// Gives the owners of a family's subvolumes the first epoch of their own content.
@@ -41,16 +45,16 @@ impl Volumes {
     /// The tenants of some subvolumes, and of all that they hold, have changed, or they are deleted
     /// (MADEBY-M3). The caller has no family locked.
     pub(crate) fn renew_own_content(&self, changed: &[&Subvol]) {
-        let mut cells = BTreeMap::new();
-        {
+        let mut families: SmallVec<[_; FEW]> = {
             let map = self.state.map.read();
-            let changed: BTreeSet<SubvolId> = changed.iter().map(|subvol| subvol.id()).collect();
-            let is_changed = |of: SubvolId| map.holders_of(of).any(|at| changed.contains(&at));
-            for subvol in map.subvols.values().filter(|subvol| is_changed(subvol.id())) {
-                cells.insert(subvol.family.id, subvol.family.clone());
-            }
-        }
-        for family in cells.values() {
+            let is_one = |of: SubvolId| changed.iter().any(|subvol| subvol.id() == of);
+            let is_changed = |of: SubvolId| map.holders_of(of).any(is_one);
+            let subvols = map.subvols.values().filter(|subvol| is_changed(subvol.id()));
+            subvols.map(|subvol| subvol.family.clone()).collect()
+        };
+        families.sort_by_key(|family| family.id);
+        families.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        for family in families {
             // One at a time: the last one sees all changes.
             let tree = family.write_tree();
             self.state.map.read().set_own_content(&tree);
@@ -82,13 +86,13 @@ impl Makers {
 fn own_from(
     family: &Family,
     tenant: impl Fn(SubvolId) -> Option<SubvolId>,
-) -> Vec<(SubvolId, EpochId)> {
-    let epochs: Vec<&Epoch> = family.epochs().collect();
+) -> SmallVec<[(SubvolId, EpochId); FEW]> {
+    let epochs: SmallVec<[&Epoch; FEW]> = family.epochs().collect();
     let place = |id: EpochId| {
         let place = epochs.binary_search_by_key(&id, |epoch| epoch.id);
         place.expect("FAMILY-F1: it is in the family")
     };
-    let mut makers = vec![Makers::None; epochs.len()];
+    let mut makers: SmallVec<[Makers; FEW]> = SmallVec::from_elem(Makers::None, epochs.len());
     // The maker of most epochs of a long chain is the same.
     let mut last: Option<(SubvolId, Option<SubvolId>)> = None;
     for (at, epoch) in epochs.iter().enumerate().rev() {
@@ -100,7 +104,7 @@ fn own_from(
             (None, None) => Makers::None,
         };
     }
-    let mut firsts: Vec<EpochId> = Vec::with_capacity(epochs.len());
+    let mut firsts: SmallVec<[EpochId; FEW]> = SmallVec::with_capacity(epochs.len());
     for (at, epoch) in epochs.iter().enumerate() {
         let is_same =
             |parent: &usize| matches!(makers[at], Makers::One(_)) && makers[*parent] == makers[at];
@@ -113,6 +117,8 @@ fn own_from(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
     use copyhold_types::TableId;
     use proptest::prelude::*;
 
