@@ -34,13 +34,17 @@ enum What {
 /// Show the limit, and names by subvolume
 ///
 /// `live` names are known; programs looked `hot` ones up again. All other columns count since the
-/// mount. `created` names became known, `retained` ones of these by a removal or a rename. `hits`
+/// mount. `created` names became known, `retained` ones of these by a removal or a rename;
+/// `returned` ones were known before, and were removed to make room: if they are more than a tenth,
+/// and `hits` are many, the limit is small, or the subvolume's `weight` is. `hits`
 /// are look-ups that were answered from here; `recycled` names stayed, since a program had asked
 /// for them again. Names went: `pruned` ones were forgotten ahead of the limit, `forced` ones at
 /// the limit, `turned_positive` ones because a file got the name, `dropped` ones by command or
 /// with their subvolume, and `replaced` ones beyond the limit, where the kernel may keep the
 /// name. `delayed` requests waited at the limit, for `delay_us` microseconds in all. With
-/// `--json`, `dentry_state` has the fields of the kernel's `fs/dentry-state`.
+/// `--json`, `neg_hit_per_insert` and `neg_reinsert` are hits and returned names for each created
+/// one, `setting` is the limit that was set, and `dentry_state` has the fields of the kernel's
+/// `fs/dentry-state`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold names show /mnt\n  \
@@ -110,10 +114,12 @@ impl Verb {
 }
 
 fn summary(totals: &NamesTotals) -> String {
-    let NamesTotals { live, limit, bound_by, .. } = totals;
+    let NamesTotals { live, limit, setting, bound_by, .. } = totals;
     match bound_by.as_str() {
         "off" => "no limit: the kernel keeps any number\n".to_owned(),
-        "budget" => format!("{live} of at most {limit} names, by the daemon's memory\n"),
+        "budget" => format!(
+            "{live} of at most {limit} names, by the daemon's memory (setting: {setting})\n"
+        ),
         _ => format!("{live} of at most {limit} names\n"),
     }
 }
@@ -155,11 +161,13 @@ mod tests {
         let events = Map::from_iter([("pruned".to_owned(), json!(7))]);
         let row =
             NamesRow { id: 5, path: Some("a".into()), live: 3, events, ..NamesRow::default() };
-        let totals = NamesTotals { live: 3, limit: 9, ..NamesTotals::default() };
+        let (bound_by, setting) = ("budget".to_owned(), 20);
+        let totals = NamesTotals { live: 3, limit: 9, setting, bound_by, ..Default::default() };
         let text = text(&totals, &[row, NamesRow { id: 6, ..NamesRow::default() }]);
         let lines: Vec<Vec<&str>> =
             text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(lines[0].join(" "), "3 of at most 9 names");
+        let limit = "3 of at most 9 names, by the daemon's memory (setting: 20)";
+        assert_eq!(lines[0].join(" "), limit);
         assert_eq!(lines[1], ["subvolume", "live", "hot", "pruned"]);
         assert_eq!(lines[2], ["a", "3", "0", "7"]);
         assert_eq!(lines[3], ["subvolume", "6", "0", "0", "0"]);

@@ -78,6 +78,8 @@ struct Apart(Mutex<Shard, of::Names>);
 pub struct AbsentNames {
     memory: Arc<Memory>,
     scarce: Scarce,
+    /// The operator's limit, in entries.
+    setting: AtomicU64,
     /// The highest limit.
     most: u64,
     shards: Box<[Apart]>,
@@ -159,6 +161,7 @@ impl AbsentNames {
         AbsentNames {
             memory,
             scarce: Scarce::new(MemoryClass::Name, limit.min(most) * ENTRY_BYTES),
+            setting: AtomicU64::new(limit),
             most,
             shards: (0..SHARDS).map(|_| Apart::default()).collect(),
             tenants: Mutex::default(),
@@ -180,14 +183,16 @@ impl AbsentNames {
         self.scarce.limit() / ENTRY_BYTES
     }
 
-    /// The highest limit that there can be: the daemon's own memory for names.
-    pub fn most(&self) -> u64 {
-        self.most
+    /// The operator's limit, in entries. The daemon's memory for names may leave less
+    /// ([`Self::limit`]).
+    pub fn setting(&self) -> u64 {
+        self.setting.load(Relaxed)
     }
 
     /// With 0 no name is answered from here, the front end keeps any number of names, and all
     /// entries are to be dropped ([`Self::drop_later`]).
     pub fn set_limit(&self, entries: u64) {
+        self.setting.store(entries, Relaxed);
         self.scarce.set_limit(entries.min(self.most) * ENTRY_BYTES);
     }
 
@@ -271,7 +276,7 @@ impl AbsentNames {
         shard.tenant(subvol, owner, || self.cells(subvol));
         self.created.fetch_add(1, Relaxed);
         let long = if answer.valid >= IS_LONG { LONG } else { 0 };
-        shard.add(key, owner.slot(), long, event);
+        shard.add(key, owner.slot(), long, event, &self.scarce);
         shard.settle(owner.slot(), &self.scarce);
         answer
     }

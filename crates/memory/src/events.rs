@@ -50,6 +50,8 @@ pub enum Stat {
     Scan,
     /// Bytes of these that it evicted.
     Steal,
+    /// Bytes of objects that came again after reclaim had evicted them (RINGS-N7).
+    Refault,
     /// Bytes that requests which needed room looked at: the rest of [`Stat::Scan`] was asked for,
     /// or is that of a smaller budget.
     ScanDirect,
@@ -58,13 +60,15 @@ pub enum Stat {
 }
 
 impl Stat {
-    pub const ALL: [Stat; 4] = [Stat::Scan, Stat::Steal, Stat::ScanDirect, Stat::Throttle];
+    pub const ALL: [Stat; 5] =
+        [Stat::Scan, Stat::Steal, Stat::Refault, Stat::ScanDirect, Stat::Throttle];
 
     /// The key in reports.
     pub fn name(self) -> &'static str {
         match self {
             Stat::Scan => "pgscan",
             Stat::Steal => "pgsteal",
+            Stat::Refault => "workingset_refault",
             Stat::ScanDirect => "pgscan_direct",
             Stat::Throttle => "throttle_us",
         }
@@ -141,7 +145,7 @@ mod tests {
         heir.event(Event::Low);
         heir.inherit(&counters.read());
         assert_eq!(Event::ALL.map(|event| heir.read().event(event)), [2, 2, 3, 4, 5, 6]);
-        assert_eq!(Stat::ALL.map(|stat| heir.read().stat(stat)), [100, 101, 102, 103]);
+        assert_eq!(Stat::ALL.map(|stat| heir.read().stat(stat)), [100, 101, 102, 103, 104]);
         let names = Event::ALL.map(Event::name).into_iter().chain(Stat::ALL.map(Stat::name));
         let names: std::collections::BTreeSet<_> = names.collect();
         assert_eq!(names.len(), Event::ALL.len() + Stat::ALL.len());

@@ -23,6 +23,9 @@
 //! RINGS-N5  An object of a group at its `max` is kept if the lists of that group give as much, or
 //!           else none is evicted; above `high`, as many as there are, up to a batch
 //!           (ATLIMIT-A1, ATLIMIT-A2).
+//! RINGS-N7  An object that comes again after reclaim has evicted it is counted to the owner for
+//!           which it comes ([`Stat::Refault`]), as long as its hash is known ([`Ghosts`]): once,
+//!           and not if it was removed since. A hit costs nothing for that.
 //! RINGS-N6  A picture of the groups is drawn without the lock, unless an owner gets its first list
 //!           meanwhile.
 
@@ -34,12 +37,14 @@ use slab::Slab;
 
 use crate::brake::batch;
 use crate::{
-    AtLimit, Brake, Carry, Cause, Event, Look, Memory, MemoryCharge, MemoryClass, MemoryOwner,
-    Need, OwnerLists, Slot as OwnerSlot,
+    AtLimit, Brake, Carry, Cause, Event, Ghosts, Look, Memory, MemoryCharge, MemoryClass,
+    MemoryOwner, Need, OwnerLists, Slot as OwnerSlot, Stat,
 };
 
 /// The hot ring is looked at once for so many looks at the cold one.
 const AGE: u32 = 8;
+/// Two to this power: evicted objects of which the hashes are known, 4 bytes each.
+const GHOST_BITS: u32 = 13;
 
 /// The rings of an owner's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +86,8 @@ pub struct Rings<K, V> {
     /// RINGS-N4.
     brake: Option<Brake>,
     at_limit: AtLimit,
+    /// RINGS-N7.
+    ghosts: Ghosts,
 }
 
 /// An object in the map, or removed from it.
@@ -140,6 +147,7 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
             evictions: 0,
             brake: None,
             at_limit: AtLimit::default(),
+            ghosts: Ghosts::new(GHOST_BITS),
         }
     }
 
@@ -219,6 +227,9 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         if self.places.contains_key(&key) {
             return (false, evicted);
         }
+        if self.ghosts.take(hash_of(&key)) {
+            owner.add_stat(Stat::Refault, bytes as u64);
+        }
         let fits = bytes <= self.bytes_max && self.fits_limits(memory, bytes, owner, &mut evicted);
         if fits {
             self.make_room(memory, bytes, &mut evicted);
@@ -237,8 +248,11 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
     }
 
     pub fn remove(&mut self, key: &K) -> Option<Entry<K, V>> {
-        let at = *self.places.get(key)?;
-        Some(self.take(at))
+        let Some(at) = self.places.get(key) else {
+            self.ghosts.take(hash_of(key));
+            return None;
+        };
+        Some(self.take(*at))
     }
 
     pub fn clear(&mut self) -> Evicted<K, V> {
@@ -382,7 +396,9 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
                 (true, true) => ring.hand = Some(entry.behind),
                 (false, true) if self.kind == Kind::OneRing => ring.hand = Some(entry.behind),
                 (false, false) => {
-                    evicted.0.push(self.take(at));
+                    let gone = self.take(at);
+                    self.ghosts.note(hash_of(&gone.key));
+                    evicted.0.push(gone);
                     self.evictions += 1;
                     freed += size;
                 }
@@ -395,6 +411,12 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
         }
         (seen, freed)
     }
+}
+
+fn hash_of(key: &impl Hash) -> u64 {
+    let mut hasher = AsIs::default();
+    key.hash(&mut hasher);
+    hasher.finish()
 }
 
 impl List {

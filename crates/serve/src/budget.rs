@@ -38,5 +38,5 @@ pub fn limit_files(shares: &Shares, names: NamesLimit, options: &mut Options) {
     options.inodes_max = shares.inodes_max() as usize;
     options.lookups_max = shares.lookups_max() as usize;
     options.names_room = shares.names_max();
-    options.names_max = names.entries(machine()).min(options.names_room);
+    options.names_max = names.entries(machine());
 }

@@ -101,12 +101,13 @@ pub fn memory(fs: &Filesystem, shares: &Shares) -> Value {
 /// The names that are known to be absent.
 pub fn names(fs: &Filesystem) -> Value {
     let (_, held) = fs.inodes_and_lookups();
-    let NamesTotals { live, limit, bound_by, events, dentry_state } =
+    let NamesTotals { live, limit, setting, bound_by, events, dentry_state, .. } =
         NamesTotals::new(fs.names(), held as u64);
     let shown = ["hits", "pruned", "forced", "delayed"];
     let mut fields = Map::from_iter([
         ("live".to_owned(), live.into()),
         ("limit".to_owned(), limit.into()),
+        ("setting".to_owned(), setting.into()),
         ("bound_by".to_owned(), bound_by.into()),
     ]);
     fields.extend(events.into_iter().filter(|(name, _)| shown.contains(&name.as_str())));

@@ -10,6 +10,8 @@ pub enum NameEvent {
     Created,
     /// Such an entry was left by a removal or a rename.
     Retained,
+    /// Such an entry was one before, and was removed to make room: an estimate for large limits.
+    Returned,
     /// A look-up was answered by an entry.
     Hit,
     /// The pruner kept an entry because a look-up found it since.
@@ -31,9 +33,10 @@ pub enum NameEvent {
 }
 
 impl NameEvent {
-    pub const ALL: [NameEvent; 11] = [
+    pub const ALL: [NameEvent; 12] = [
         NameEvent::Created,
         NameEvent::Retained,
+        NameEvent::Returned,
         NameEvent::Hit,
         NameEvent::Recycled,
         NameEvent::Pruned,
@@ -50,6 +53,7 @@ impl NameEvent {
         match self {
             NameEvent::Created => "created",
             NameEvent::Retained => "retained",
+            NameEvent::Returned => "returned",
             NameEvent::Hit => "hits",
             NameEvent::Recycled => "recycled",
             NameEvent::Pruned => "pruned",
@@ -84,7 +88,11 @@ impl NameCounts {
     }
 
     pub(super) fn add(&mut self, event: NameEvent) {
-        self.0[event as usize] += 1;
+        self.add_some(event, 1);
+    }
+
+    pub(super) fn add_some(&mut self, event: NameEvent, count: u64) {
+        self.0[event as usize] += count;
     }
 }
 

@@ -11,17 +11,23 @@
 //! tenants with entries in the shard, by less if the limit is small, or are zero (NAMES-N6). At
 //! most `m` tenants with entries had their last change among `m` or fewer. So all `n` tenants of a
 //! shard owe at most `BATCH * (1 + 1/2 + … + 1/n)`.
+//!
+//! The hashes of names that were removed to make room are kept for a while ([`Ghosts`]), so that a
+//! name that comes back is recognised. Of a large limit one name in so many is looked at, and
+//! counts for all of those.
 
 use std::sync::Arc;
 
-use copyhold_memory::{MemoryOwner, Scarce, Slot};
+use copyhold_memory::{Ghosts, MemoryOwner, Scarce, Slot};
 use copyhold_types::SubvolId;
 
 use super::counts::{CountCells, NameCounts, NameEvent};
-use super::entry::{DOOMED, Entry, FLIES, HOT, LONG, NONE, REF, Slab, cost};
+use super::entry::{DOOMED, ENTRY_BYTES, Entry, FLIES, HOT, LONG, NONE, REF, Slab, cost};
 
 /// Bytes that a shard may owe the counter of its only tenant: 16 entries.
-const BATCH: u64 = 16 * super::entry::ENTRY_BYTES;
+const BATCH: u64 = 16 * ENTRY_BYTES;
+/// Two to this power: removed names of which a shard has the hashes, 4 bytes each.
+const GHOST_BITS: u32 = 11;
 /// Tenants without entries that a shard keeps lists for.
 const IDLE_MAX: usize = 64;
 const BUCKETS_MIN: usize = 64;
@@ -29,7 +35,6 @@ const BUCKETS_MIN: usize = 64;
 pub(super) const ENTRIES_MAX: u64 = 1 << 23;
 
 /// The names of a shard.
-#[derive(Default)]
 pub(super) struct Shard {
     /// Of each bucket; a power of two.
     heads: Vec<Head>,
@@ -41,6 +46,8 @@ pub(super) struct Shard {
     idle: usize,
     /// Tenants of which the entries are unwanted.
     leaving: Vec<Slot>,
+    /// Names that were removed to make room.
+    ghosts: Ghosts,
 }
 
 /// The names of one tenant in a shard.
@@ -185,6 +192,28 @@ impl Tenant {
     }
 }
 
+impl Default for Shard {
+    fn default() -> Shard {
+        Shard {
+            heads: Vec::new(),
+            slab: Slab::default(),
+            tenants: Vec::new(),
+            busy: 0,
+            idle: 0,
+            leaving: Vec::new(),
+            ghosts: Ghosts::new(GHOST_BITS),
+        }
+    }
+}
+
+/// A name's hash for [`Ghosts`], and the names for which it counts; none: it is not looked at.
+fn ghost(hash: u32, scarce: &Scarce) -> Option<(u64, u64)> {
+    let of_shard = scarce.limit() / ENTRY_BYTES / super::SHARDS as u64;
+    let count = (of_shard >> GHOST_BITS).max(1).next_power_of_two();
+    let is_looked_at = u64::from(hash) & (count - 1) == 0;
+    is_looked_at.then(|| (u64::from(hash).wrapping_mul(0x9E37_79B9_7F4A_7C15), count))
+}
+
 impl Shard {
     pub(super) fn len(&self) -> usize {
         self.slab.count()
@@ -248,7 +277,16 @@ impl Shard {
     }
 
     /// Adds a name that is no entry, of a tenant with lists.
-    pub(super) fn add(&mut self, key: Key<'_>, slot: Slot, flags: u8, event: Option<NameEvent>) {
+    pub(super) fn add(
+        &mut self,
+        key: Key<'_>,
+        slot: Slot,
+        flags: u8,
+        event: Option<NameEvent>,
+        scarce: &Scarce,
+    ) {
+        let ghost = ghost(key.hash, scarce);
+        let returned = ghost.filter(|(hash, _)| self.ghosts.take(*hash)).map(|(_, count)| count);
         if self.slab.count() >= self.heads.len() {
             self.hash_into((2 * self.heads.len()).max(BUCKETS_MIN));
         }
@@ -266,6 +304,8 @@ impl Shard {
         tenant.bytes += cost(key.name.len());
         tenant.counts.add(NameEvent::Created);
         event.into_iter().for_each(|event| tenant.counts.add(event));
+        tenant.counts.add_some(NameEvent::Returned, returned.unwrap_or(0));
+        self.settle(slot, scarce);
     }
 
     /// Makes this the number of buckets.
@@ -314,6 +354,10 @@ impl Shard {
         self.leave_list(at);
         self.leave_bucket(at, hash);
         let bytes = self.slab.remove(at);
+        if matches!(event, NameEvent::Pruned | NameEvent::Forced | NameEvent::Replaced) {
+            let ghost = ghost(hash, scarce);
+            ghost.into_iter().for_each(|(hash, _)| self.ghosts.note(hash));
+        }
         let tenant = self.of(slot);
         tenant.entries -= 1;
         tenant.bytes -= bytes;

@@ -63,6 +63,37 @@ fn a_new_hot_set_replaces_the_one_before() {
     assert!(new >= 79, "{new} of 80");
 }
 
+/// A tenant that uses more than its room pays for objects that it had before, and its neighbour, of
+/// which all is kept, for none.
+#[test]
+fn objects_that_come_again_are_counted_to_their_owner() {
+    let memory = Memory::default();
+    let [owner, small, shared] = std::array::from_fn(|_| memory.add_owner());
+    let mut rings = rings(&memory, Kind::OneRing, 1000);
+    let refaults = |of: &MemoryOwner| of.counts().stat(Stat::Refault);
+    let read = |rings: &mut Rings<Key, u64>, n: u64, owner: &MemoryOwner| {
+        if rings.get(&Key(n)).is_none() {
+            let _ = rings.insert(&memory, Key(n), n, 10, owner);
+        }
+    };
+    small.set_limits(&min(1000));
+    (0..20).for_each(|n| read(&mut rings, n, &small));
+    (1000..1200).for_each(|n| read(&mut rings, n, &owner));
+    assert_eq!(refaults(&owner), 0, "they were read once");
+    let gone: Vec<u64> = (1000..1200).filter(|n| !rings.contains(&Key(*n))).collect();
+    assert!(gone.len() > 100);
+    // Their content has changed, or the owner is another one.
+    let (changed, again) = gone.split_at(10);
+    changed.iter().for_each(|n| assert!(rings.remove(&Key(*n)).is_none()));
+    changed.iter().for_each(|n| read(&mut rings, *n, &owner));
+    assert_eq!(refaults(&owner), 0, "RINGS-N7");
+    read(&mut rings, again[0], &shared);
+    again[1..40].iter().for_each(|n| read(&mut rings, *n, &owner));
+    assert_eq!([refaults(&owner), refaults(&shared)], [390, 10], "RINGS-N7");
+    (0..20).for_each(|n| read(&mut rings, n, &small));
+    assert_eq!(refaults(&small), 0);
+}
+
 fn min(min: u64) -> GroupLimits {
     GroupLimits { promise: Promise { min, low: 0 }, ..GroupLimits::default() }
 }

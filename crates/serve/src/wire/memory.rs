@@ -211,7 +211,8 @@ mod tests {
         let events: Vec<&String> = shown["events"].as_object().unwrap().keys().collect();
         assert_eq!(events, ["low", "high", "max", "oom", "oom_kill", "bypass", "forced"]);
         let stat: Vec<&String> = shown["stat"].as_object().unwrap().keys().collect();
-        assert_eq!(stat, ["pgscan", "pgsteal", "pgscan_direct", "throttle_us"]);
+        let names = ["pgscan", "pgsteal", "workingset_refault", "pgscan_direct", "throttle_us"];
+        assert_eq!(stat, names);
         assert_eq!(shown["effective"], json!({"min": 0, "low": 0}));
         let some = json!({"avg10": 1.23, "avg60": 0.0, "avg300": 0.0, "total_us": 0});
         assert_eq!(shown["pressure"], json!({ "some": some }));

@@ -22,13 +22,20 @@ pub struct NamesRow {
 }
 
 /// The same of all tenants.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NamesTotals {
     pub live: u64,
+    /// The limit now.
     pub limit: u64,
+    /// The operator's limit.
+    pub setting: u64,
     /// `setting`, `budget` or `off`.
     pub bound_by: String,
+    /// Look-ups that were answered for each name that became known.
+    pub neg_hit_per_insert: f64,
+    /// The part of these names that were known before, and were removed to make room.
+    pub neg_reinsert: f64,
     pub events: Map<String, Value>,
     /// Six fields, as Linux has them in `fs/dentry-state`.
     pub dentry_state: String,
@@ -50,14 +57,26 @@ impl NamesTotals {
     pub fn new(names: &AbsentNames, held: u64) -> NamesTotals {
         let counts = names.totals();
         let (live, limit, forced) = (names.live(), names.limit(), counts[NameEvent::Forced]);
+        let setting = names.setting();
         let bound_by = match limit {
             0 => "off",
-            limit if limit == names.most() => "budget",
+            limit if limit < setting => "budget",
             _ => "setting",
         };
         let (bound_by, total) = (bound_by.to_owned(), held + live);
         let dentry_state = format!("{total} {live} 45 0 {live} {forced}");
-        NamesTotals { live, limit, bound_by, events: events(&counts), dentry_state }
+        let created = counts[NameEvent::Created].max(1);
+        let for_each = |event| (counts[event] * 100 / created) as f64 / 100.0;
+        NamesTotals {
+            live,
+            limit,
+            setting,
+            bound_by,
+            neg_hit_per_insert: for_each(NameEvent::Hit),
+            neg_reinsert: for_each(NameEvent::Returned),
+            events: events(&counts),
+            dentry_state,
+        }
     }
 }
 

@@ -206,7 +206,7 @@ fn e4_callers_that_no_round_wakes_are_noticed() {
 #[test]
 fn through_files_reusing_what_somebody_reads_is_noticed() {
     // About one history in 500 notices it.
-    is_noticed_from(750, Level::Fs, Sabotage::IgnorePins, Some(Weather::Calm));
+    is_noticed_from(200, Level::Fs, Sabotage::IgnorePins, Some(Weather::Calm));
 }
 
 #[test]
