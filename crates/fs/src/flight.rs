@@ -30,8 +30,8 @@
 //!            no room. So each wait for room ends as long as the device serves requests, and the
 //!            tasks that have room are polled.
 //! FLIGHT-L6  No room is waited for by a batch with blocks taken, because readers and an fsync of
-//!            its file wait for it; nor under a lock that other tenants wait for ([`Lane::Urgent`]).
-//!            The bytes of such a batch count, also beyond the bound.
+//!            its file wait for it; nor under a lock that other tenants wait for
+//!            ([`Lane::Urgent`]). The bytes of such a batch count, also beyond the bound.
 //!
 //! Data that travels with its transaction (P12) takes no room: its bytes are the log's.
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::file::WriteOut;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::permit::Way;
 use crate::throttle::before_change;
@@ -146,7 +147,7 @@ impl Filesystem {
             return self.usable();
         }
         let had_error = inode.state().error.is_some();
-        let written = self.write_through(&inode, true).await;
+        let written = self.write_through(&inode, WriteOut::Fsync).await;
         if written.is_err() && !had_error {
             // This close reports the error.
             inode.state().error = None;

@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 
 use super::make::{New, item_of};
 use super::{Bucket, Found, Name};
+use crate::file::WriteOut;
 use crate::filesystem::FIRST_PLACEHOLDER;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
@@ -120,7 +121,7 @@ impl Filesystem {
                 Ok(None) => return Ok(()),
                 Ok(Some(file)) => {
                     if !self.breaks(Sabotage::RenameFirst) {
-                        self.write_urgently(&file).await?;
+                        self.write_through(&file, WriteOut::UnderSharedLock).await?;
                     }
                     written.push(file.node);
                 }

@@ -25,6 +25,7 @@ use copyhold_runtime::yield_now;
 use copyhold_types::{BLOCK_BYTES, Pointer, Run};
 use copyhold_volume::quota::{self, Request};
 
+use super::WriteOut;
 use super::copy_hole::{content_at, copy_hole, hole_at};
 use super::extent_map::{MapEdit, extent_bytes};
 use super::extents::{CHUNK, Extents};
@@ -224,8 +225,8 @@ impl CopyRequest<'_> {
     ) -> Result<Step> {
         let CopyRequest { fs, source, target } = *self;
         let (from, to) = (source.node, target.node);
-        fs.write_through(source, false).await?;
-        fs.write_through(target, false).await?;
+        fs.write_through(source, WriteOut::Call).await?;
+        fs.write_through(target, WriteOut::Call).await?;
         let (low, high) = if from < to { (source, target) } else { (target, source) };
         let is_source = |inode: &InodeRef| inode.node == from;
         let _low = match is_source(low) {

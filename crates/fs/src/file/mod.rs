@@ -32,4 +32,5 @@ pub(crate) use dirty::FileData;
 pub use fallocate::FallocateMode;
 pub use read::{ReadData, ReadFlags};
 pub use seek::Seek;
+pub(crate) use sync::WriteOut;
 pub use write::WriteFlags;

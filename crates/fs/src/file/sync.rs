@@ -14,6 +14,17 @@ use crate::{Filesystem, NodeId, Result, Sabotage};
 /// Files that one sync writes at the same time.
 const SYNC_FILES: usize = 8;
 
+/// The reason why a call writes the data of a file out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteOut {
+    /// To make it durable at once: a little travels with its transaction (P12).
+    Fsync,
+    /// The call needs it in the tables.
+    Call,
+    /// The same, under a lock that other tenants wait for (FLIGHT-L6).
+    UnderSharedLock,
+}
+
 impl Filesystem {
     /// Data, attributes and name of `node` are durable when this returns, and so is the subvolume
     /// that it is in: a file of a fresh snapshot is there, too. Returns a write-back error that
@@ -34,7 +45,7 @@ impl Filesystem {
     }
 
     async fn fsync_inode(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
-        let written = self.write_through(inode, true).await;
+        let written = self.write_through(inode, WriteOut::Fsync).await;
         // An error that a background write met is returned once, here (R34).
         let earlier = inode.state().error.take().filter(|_| !self.breaks(Sabotage::ForgetErrors));
         written?;
@@ -66,23 +77,7 @@ impl Filesystem {
     pub(crate) async fn write_through(
         self: &Arc<Self>,
         inode: &InodeRef,
-        attach: bool,
-    ) -> Result<()> {
-        let tenant = tenant_of(&self.volumes, inode.node.subvol);
-        self.write_in_lane(inode, attach, Lane::Callers(tenant)).await
-    }
-
-    /// The same under a lock that other tenants wait for.
-    pub(crate) async fn write_urgently(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
-        let tenant = tenant_of(&self.volumes, inode.node.subvol);
-        self.write_in_lane(inode, false, Lane::Urgent(tenant)).await
-    }
-
-    async fn write_in_lane(
-        self: &Arc<Self>,
-        inode: &InodeRef,
-        attach: bool,
-        lane: Lane,
+        reason: WriteOut,
     ) -> Result<()> {
         let (mut version, size) = {
             let state = inode.state();
@@ -91,9 +86,15 @@ impl Filesystem {
             }
             (state.data.version(), state.shown.size)
         };
+        let attach = matches!(reason, WriteOut::Fsync);
+        let tenant = tenant_of(&self.volumes, inode.node.subvol);
+        let lane = match reason {
+            WriteOut::Fsync | WriteOut::Call => Lane::Callers(tenant),
+            WriteOut::UnderSharedLock => Lane::Urgent(tenant),
+        };
         loop {
             if attach {
-                note_wait(self, inode.node.subvol);
+                self.flusher.foreground.note(tenant, self.rt.now());
             }
             while self.write_batch(inode, version, attach, lane).await? {}
             self.batches_end(inode).await;
@@ -158,7 +159,7 @@ impl Filesystem {
     pub(crate) async fn write_all(self: &Arc<Self>) -> Result<()> {
         let mut result = Ok(());
         for files in self.flusher.files().chunks(SYNC_FILES) {
-            let writes = files.iter().map(|inode| self.write_through(inode, false));
+            let writes = files.iter().map(|inode| self.write_through(inode, WriteOut::Call));
             for (inode, written) in files.iter().zip(join_all(writes).await) {
                 if inode.subvol.present().is_ok() {
                     result = result.and(written);
