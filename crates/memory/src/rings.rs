@@ -258,6 +258,7 @@ impl<K: Copy + Eq + Hash, V> Rings<K, V> {
     pub fn clear(&mut self) -> Evicted<K, V> {
         self.places.clear();
         self.lists.clear();
+        self.ghosts = Ghosts::new(GHOST_BITS);
         self.bytes = 0;
         Evicted(self.entries.drain().collect())
     }
