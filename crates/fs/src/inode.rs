@@ -238,8 +238,11 @@ impl InodeState {
         InodeItem { atime: self.shown.atime, ..self.item }
     }
 
-    /// New times, which go out with the file's next batch (FILES-F1).
+    /// New times, which go out with the file's next batch (FILES-F1). A file that is gone has none.
     pub(crate) fn content_changes(&mut self, now: Timestamp) {
+        if self.gone {
+            return;
+        }
         self.shown.mtime = now;
         self.shown.ctime = now;
         self.data.note_change();

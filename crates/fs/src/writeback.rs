@@ -99,10 +99,11 @@ impl Filesystem {
     }
 
     /// Puts a file on the list while its state is held: a writer that finds the file `listed`, and
-    /// then asks for a sync or a snapshot, has to find it there.
+    /// then asks for a sync or a snapshot, has to find it there. A file that is gone has nothing to
+    /// write: on the list it would stay in memory.
     pub(crate) fn list_file(&self, inode: &InodeRef, state: &mut InodeState) -> Dirt {
         let mut timer = false;
-        if !state.data.list(true) {
+        if !state.gone && !state.data.list(true) {
             let tenant = tenant_of(&self.volumes, inode.node.subvol);
             let mut list = self.flusher.list.lock();
             list.files.insert(inode.node, inode, tenant, self.rt.now());

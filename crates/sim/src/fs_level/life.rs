@@ -26,7 +26,9 @@ use crate::damage;
 use crate::dice::Dice;
 use crate::machine::Machine;
 use crate::pool_level::Shape;
-use crate::soundness::{check, check_charges, check_credits, check_nothing_charged};
+use crate::soundness::{
+    check, check_charges, check_credits, check_inodes_at_rest, check_nothing_charged,
+};
 use crate::weather::Weather;
 use crate::{Outcome, Plan, Sabotage};
 
@@ -429,6 +431,7 @@ impl History {
             Ok::<(), FsError>(fs.pool().close().await?)
         });
         closed.expect("the power is on").expect("the filesystem is well");
+        check_inodes_at_rest(fs);
         self.shared.world.lock().after_sync(moment, &versions);
         if self.dice.one_in(2) { machine.rest().into() } else { self.down(machine) }
     }
