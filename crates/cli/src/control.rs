@@ -79,7 +79,10 @@ impl Control {
         match errno {
             Errno::ENOTTY | Errno::ENOSYS => Failure::new(
                 Kind::NotMounted,
-                format!("{directory} is not on a mounted pool of this program"),
+                format!(
+                    "{directory} is not on a mounted pool of this program; if it is on one, use the \
+                     program that mounted the pool"
+                ),
             ),
             Errno::EIO => Failure::new(
                 Kind::Device,

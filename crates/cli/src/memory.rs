@@ -94,9 +94,10 @@ struct Events {
 
 /// Show the bytes of a group by class, and the work of reclaim
 ///
-/// `pgscan` and `pgsteal` are the bytes that reclaim looked at and evicted, `pgscan_direct` those
-/// that requests which needed room looked at, `throttle_us` the microseconds that requests waited.
-/// If `pgsteal` grows under the usual load, the protection is too small: raise `low`.
+/// `pgscan` and `pgsteal` are the bytes that reclaim looked at and evicted, `workingset_refault`
+/// those that were fetched again after that, `pgscan_direct` those that requests which needed room
+/// looked at, `throttle_us` the microseconds that requests waited. If `workingset_refault` grows
+/// under the usual load, the protection is too small: raise `low`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold memory stat /mnt/a | grep pgscan")]
 struct Stat {

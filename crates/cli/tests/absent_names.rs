@@ -9,6 +9,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use copyhold_harness::wait::wait_until;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::{Value, json};
 use site::*;
@@ -78,7 +79,7 @@ fn a_rogue_that_looks_up_random_names_is_bounded_and_its_names_add_up() {
     let set = |limit: &str| site.done(&["names", "set", &site.at(""), limit]);
     assert_eq!(set("limit=off")["bound_by"], "off");
     // Those that the kernel is forgetting at this moment end by themselves.
-    while names(&site)["live"] != 0 {}
+    wait_until(|| names(&site)["live"] == 0);
     assert!(fs::metadata(site.path("a/x")).is_err());
     assert_eq!(set("limit=5000")["limit"], 5000);
     site.refused(&["names", "drop", &site.at("a/none")], "ENOENT", "none");
@@ -204,7 +205,7 @@ fn names_are_bounded_on_a_mount_that_is_read_only_and_none_is_left_after_it() {
     assert_eq!((count(row, "created"), json!(live(row))), (4 * LIMIT, row["live"].clone()));
     site.done(&["names", "drop", &site.at("a")]);
     // Those that the kernel was forgetting end by themselves.
-    while names(&site)["live"] != 0 {}
+    wait_until(|| names(&site)["live"] == 0);
     fill(0..10);
     site.unmount();
     site.mount(&[]);

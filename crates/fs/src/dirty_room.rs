@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use copyhold_memory::{
-    Event as MemoryEvent, Limit, MemoryClass, MemoryOwner, Room, Scarce, stalled,
+    Admission, Event as MemoryEvent, Limit, MemoryClass, MemoryOwner, Scarce, stalled,
 };
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Nanos, SubvolId};
@@ -233,11 +233,11 @@ impl Filesystem {
 
     fn wait_of(&self, subvol: &Subvol) -> Option<Wait> {
         let owner = subvol.volume.owner();
-        match self.flusher.room.bytes.room(self.pool.memory(), owner) {
-            Room::OverPart => Some(Wait::Own),
-            Room::Full => Some(Wait::Any),
+        match self.flusher.room.bytes.admission(self.pool.memory(), owner) {
+            Admission::OverPart => Some(Wait::Own),
+            Admission::Full => Some(Wait::Any),
             // DIRTYROOM-D3.
-            Room::Free => {
+            Admission::Free => {
                 (owner.charged(MemoryClass::Dirty) > 0 && is_above_max(owner)).then_some(Wait::Own)
             }
         }

@@ -29,9 +29,9 @@
 //!            one is answered. Before any other wait, for a lock, a cut, credit or a commit, it has
 //!            no room. So each wait for room ends as long as the device serves requests, and the
 //!            tasks that have room are polled.
-//! FLIGHT-L6  No room is waited for by a batch with blocks taken, because readers and an fsync of
-//!            its file wait for it; nor under a lock that other tenants wait for
-//!            ([`Lane::Urgent`]). The bytes of such a batch count, also beyond the bound.
+//! FLIGHT-L6  A batch that has taken blocks waits for no room, because readers and an fsync of its
+//!            file wait for it; nor does one under a lock that other tenants wait for
+//!            ([`Lane::Urgent`]). Their bytes count, also beyond the bound.
 //!
 //! Data that travels with its transaction (P12) takes no room: its bytes are the log's.
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::file::WriteOut;
+use crate::file::WriteReason;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::permit::Way;
 use crate::throttle::before_change;
@@ -147,7 +147,7 @@ impl Filesystem {
             return self.usable();
         }
         let had_error = inode.state().error.is_some();
-        let written = self.write_through(&inode, WriteOut::Fsync).await;
+        let written = self.write_through(&inode, WriteReason::Fsync).await;
         if written.is_err() && !had_error {
             // This close reports the error.
             inode.state().error = None;

@@ -43,7 +43,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use copyhold_format::item::{HashKey, dirent_bucket};
-use copyhold_memory::{Arm, Memory, MemoryClass, MemoryOwner, Room, Scarce};
+use copyhold_memory::{Admission, Arm, Memory, MemoryClass, MemoryOwner, Scarce};
 use copyhold_runtime::{Rt, yield_now};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::SubvolId;
@@ -277,13 +277,12 @@ impl AbsentNames {
         self.created.fetch_add(1, Relaxed);
         let long = if answer.valid >= IS_LONG { LONG } else { 0 };
         shard.add(key, owner.slot(), long, event, &self.scarce);
-        shard.settle(owner.slot(), &self.scarce);
         answer
     }
 
     /// The tenant that loses an entry so that this one can have another.
     fn rival(&self, owner: &MemoryOwner) -> MemoryOwner {
-        let other = match self.scarce.has_part(owner) {
+        let other = match self.scarce.has_used_up_part(owner) {
             true => None,
             false => self.scarce.most_over(&self.memory),
         };
@@ -302,17 +301,17 @@ impl AbsentNames {
 
     /// Whether answers for the tenant are valid for a short time.
     fn is_tight(&self, owner: &MemoryOwner) -> bool {
-        match self.scarce.room(&self.memory, owner) {
-            Room::Free => false,
-            Room::OverPart => true,
+        match self.scarce.admission(&self.memory, owner) {
+            Admission::Free => false,
+            Admission::OverPart => true,
             // The others of a tenant above its part; without parts, all (SCARCE-P4).
-            Room::Full => self.memory.arm() == Arm::Off,
+            Admission::Full => self.memory.arm() == Arm::Off,
         }
     }
 
     /// Whether the limit is reached and the tenant has its part.
     pub fn is_over(&self, owner: &MemoryOwner) -> bool {
-        self.is_full() && self.scarce.has_part(owner)
+        self.is_full() && self.scarce.has_used_up_part(owner)
     }
 
     /// No entries are to be removed now.

@@ -20,7 +20,7 @@ use copyhold_types::SubvolId;
 use copyhold_volume::Volumes;
 use futures_util::future::join_all;
 
-use crate::file::WriteOut;
+use crate::file::WriteReason;
 use crate::inode::InodeRef;
 use crate::sabotage::Sabotage;
 use crate::subvol::Subvol;
@@ -89,7 +89,7 @@ impl Filesystem {
         let mut files = self.inodes.of_subvol(subvol);
         files.retain(is_dirty);
         for files in files.chunks(FILES_AT_ONCE) {
-            let writes = files.iter().map(|inode| self.write_through(inode, WriteOut::Call));
+            let writes = files.iter().map(|inode| self.write_through(inode, WriteReason::Other));
             join_all(writes).await.into_iter().collect::<Result<()>>()?;
         }
         Ok(())

@@ -30,7 +30,7 @@ use event_listener::Event;
 use futures_util::future::select;
 use rustc_hash::FxHashSet;
 
-use crate::file::WriteOut;
+use crate::file::WriteReason;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::promise::owe;
@@ -283,7 +283,7 @@ impl Filesystem {
         if inode.state().data.cut.size().is_none() {
             return Ok(());
         }
-        self.write_through(inode, WriteOut::UnderSharedLock).await
+        self.write_through(inode, WriteReason::UnderSharedLock).await
     }
 
     /// Holders of the file find it gone, and its dirty blocks are dropped.

@@ -23,7 +23,7 @@ use copyhold_volume::{Leaving, NewSubvol, VolumeError, Volumes};
 use futures_util::future::join_all;
 
 use crate::dir::{Bucket, Found, Name, put_bucket};
-use crate::file::WriteOut;
+use crate::file::WriteReason;
 use crate::filesystem::{new_item, random_bytes};
 use crate::inode::{Inode, InodeRef, InodeState, lock_states};
 use crate::item_bytes::INODE_BYTES;
@@ -251,7 +251,8 @@ impl Filesystem {
                 break;
             }
             for files in files.chunks(FILES_AT_ONCE) {
-                let writes = files.iter().map(|inode| self.write_through(inode, WriteOut::Call));
+                let writes =
+                    files.iter().map(|inode| self.write_through(inode, WriteReason::Other));
                 join_all(writes).await.into_iter().collect::<Result<()>>()?;
             }
         }
@@ -267,7 +268,7 @@ impl Filesystem {
         let guard = subvol.in_place.write().await;
         let files = self.flusher.files_of(subvol.id()).into_iter();
         for inode in files.filter(|inode| inode.state().data.has_in_place()) {
-            self.write_through(&inode, WriteOut::Call).await?;
+            self.write_through(&inode, WriteReason::Other).await?;
         }
         Ok(guard)
     }

@@ -36,7 +36,7 @@ pub(crate) struct Connection<O> {
     pub(crate) spawner: Arc<dyn Spawner>,
     pub(crate) buffers: Buffers,
     pub(crate) interrupts: Arc<Interrupts>,
-    pub(crate) flight: Flight,
+    pub(crate) waits: Waits,
     /// DESTROY was received.
     pub(crate) destroyed: AtomicBool,
     /// Only this user and root are served (`allow_root`).
@@ -57,7 +57,7 @@ impl<O> Connection<O> {
             spawner,
             buffers,
             interrupts: Arc::default(),
-            flight: Flight::default(),
+            waits: Waits::default(),
             destroyed: AtomicBool::new(false),
             only,
         })
@@ -73,14 +73,14 @@ pub(crate) struct Channel<O> {
 
 /// The operations that wait.
 #[derive(Debug, Default)]
-pub(crate) struct Flight {
+pub(crate) struct Waits {
     waiting: Mutex<usize, of::Desk>,
     landed: Condvar,
     /// How many ever had to wait.
     pub(crate) parked: AtomicU64,
 }
 
-impl Flight {
+impl Waits {
     pub(crate) fn start(&self) {
         *self.waiting.lock() += 1;
     }
@@ -233,7 +233,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Desk<O, F> 
         let place = std::mem::replace(&mut self.place, next);
         let first = FirstPoll::new(&self.channel.connection.spawner);
         let first = std::mem::replace(&mut self.first, first);
-        self.channel.connection.flight.parked.fetch_add(1, Ordering::Relaxed);
+        self.channel.connection.waits.parked.fetch_add(1, Ordering::Relaxed);
         first.bell.park(Box::pin(self.parked(place, node, held)));
     }
 
@@ -252,7 +252,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Desk<O, F> 
     fn parked(&self, place: RequestTask<F>, node: NodeId, held: usize) -> Parked<O, F> {
         let connection = Arc::clone(&self.channel.connection);
         connection.buffers.lend(held);
-        connection.flight.start();
+        connection.waits.start();
         let charge = connection.fs.charge(node, held + size_of::<F>());
         let spare = Arc::clone(&self.spare);
         Parked { place: Some(place), spare, held, _charge: charge, connection }
@@ -291,7 +291,7 @@ impl<O: Operations, F> Drop for Parked<O, F> {
         // The operation ends before it counts as landed.
         self.place = None;
         self.connection.buffers.settle(self.held);
-        self.connection.flight.land();
+        self.connection.waits.land();
     }
 }
 

@@ -13,7 +13,7 @@ use parking_lot::thread::{self, JoinHandle, Thread};
 use parking_lot::{Condvar, Mutex};
 
 use crate::backlog::gate::Gate;
-use crate::desk::Flight;
+use crate::desk::Waits;
 use crate::interrupt::{Interrupts, unless};
 use crate::parking::FirstPoll;
 use crate::spawn::Spawner;
@@ -187,7 +187,7 @@ impl Spawner for Threads {
 pub fn first_polls() {
     const OPERATIONS: usize = 3;
     let spawner: Arc<dyn Spawner> = Arc::new(Threads);
-    let (flight, done) = (Arc::new(Flight::default()), Arc::new(AtomicUsize::new(0)));
+    let (flight, done) = (Arc::new(Waits::default()), Arc::new(AtomicUsize::new(0)));
     let mut first = FirstPoll::new(&spawner);
     let mut openers = Vec::new();
     for _ in 0..OPERATIONS {

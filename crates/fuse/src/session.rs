@@ -209,7 +209,7 @@ impl Session {
         let counted = Arc::clone(&connection);
         let counters = move || Counters {
             requests: channels.iter().map(|one| one.requests.load(Ordering::Relaxed)).sum(),
-            parked: counted.flight.parked.load(Ordering::Relaxed),
+            parked: counted.waits.parked.load(Ordering::Relaxed),
             drained: drained.as_ref().map_or(0, |backlog| backlog.drained()),
         };
         let end = move || {
@@ -314,18 +314,18 @@ fn start_reader(
 fn finish<O: Operations>(connection: &Arc<Connection<O>>) {
     // Callers that waited for a lock have their answer; nothing else ends that wait.
     connection.interrupts.end();
-    connection.flight.drain();
+    connection.waits.drain();
     if connection.destroyed.swap(true, Ordering::AcqRel) {
         return;
     }
     // On the executors, where it may do I/O like any operation.
     let ending = Arc::clone(connection);
-    connection.flight.start();
+    connection.waits.start();
     connection.spawner.run(Box::pin(async move {
         ending.fs.destroy().await;
-        ending.flight.land();
+        ending.waits.land();
     }));
-    connection.flight.drain();
+    connection.waits.drain();
 }
 
 /// The kernel wants room for the largest WRITE, and never less than 8 KiB.

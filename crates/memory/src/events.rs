@@ -14,21 +14,20 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub enum Event {
     /// Reclaim looked at a list below the group's `low`: nothing else was left.
     Low,
-    /// A request waited because the group was above its `high`.
+    /// A write, a creation, or an object found the group above its `high`, after its caches were
+    /// reclaimed.
     High,
-    /// The group was about to pass its `max`.
+    /// The same of `max`.
     Max,
-    /// Reclaim found no room at all for an object that has to be in memory.
-    Oom,
     /// An object was not kept, because reclaim found no room; its reader had it all the same.
     Bypass,
-    /// An object was kept without room, because a commit or a release needs it.
+    /// A write was accepted above `max`, since no dirty data was left to wait for; or an inode
+    /// came that its request needs.
     Forced,
 }
 
 impl Event {
-    pub const ALL: [Event; 6] =
-        [Event::Low, Event::High, Event::Max, Event::Oom, Event::Bypass, Event::Forced];
+    pub const ALL: [Event; 5] = [Event::Low, Event::High, Event::Max, Event::Bypass, Event::Forced];
 
     /// The key in reports.
     pub fn name(self) -> &'static str {
@@ -36,7 +35,6 @@ impl Event {
             Event::Low => "low",
             Event::High => "high",
             Event::Max => "max",
-            Event::Oom => "oom",
             Event::Bypass => "bypass",
             Event::Forced => "forced",
         }
@@ -144,7 +142,7 @@ mod tests {
         let heir = CountCells::default();
         heir.event(Event::Low);
         heir.inherit(&counters.read());
-        assert_eq!(Event::ALL.map(|event| heir.read().event(event)), [2, 2, 3, 4, 5, 6]);
+        assert_eq!(Event::ALL.map(|event| heir.read().event(event)), [2, 2, 3, 4, 5]);
         assert_eq!(Stat::ALL.map(|stat| heir.read().stat(stat)), [100, 101, 102, 103, 104]);
         let names = Event::ALL.map(Event::name).into_iter().chain(Stat::ALL.map(Stat::name));
         let names: std::collections::BTreeSet<_> = names.collect();

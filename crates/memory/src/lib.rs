@@ -58,7 +58,7 @@ pub use protection::{GroupUse, Promise, protections};
 pub use reclaim::{Lists, Reclaimed, reclaim};
 pub use rings::{AsIs, Entry, Evicted, Kind as RingKind, Rings};
 pub use scan::{Arm, Carry, Look, Pass, Scan};
-pub use scarce::{Parts, Room, Scarce};
+pub use scarce::{Admission, Parts, Scarce};
 pub use shares::{AvailableMemory, INODE_BYTES, LOOKUP_BYTES, NAME_BYTES, Shares, SharesError};
 pub use stall::{Stall, stalled};
 pub use walk::{Cause, OwnerLists};

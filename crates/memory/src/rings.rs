@@ -23,11 +23,11 @@
 //! RINGS-N5  An object of a group at its `max` is kept if the lists of that group give as much, or
 //!           else none is evicted; above `high`, as many as there are, up to a batch
 //!           (ATLIMIT-A1, ATLIMIT-A2).
+//! RINGS-N6  A picture of the groups is drawn without the lock, unless an owner gets its first list
+//!           meanwhile.
 //! RINGS-N7  An object that comes again after reclaim has evicted it is counted to the owner for
 //!           which it comes ([`Stat::Refault`]), as long as its hash is known ([`Ghosts`]): once,
 //!           and not if it was removed since. A hit costs nothing for that.
-//! RINGS-N6  A picture of the groups is drawn without the lock, unless an owner gets its first list
-//!           meanwhile.
 
 use std::collections::btree_map::Entry::{Occupied, Vacant};
 use std::collections::{BTreeMap, HashMap};

@@ -45,7 +45,7 @@ pub struct Parts {
 
 /// Whether a group may use more of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum Admission {
     Free,
     /// The group has its part: it waits for its own memory.
     OverPart,
@@ -70,7 +70,7 @@ impl Scarce {
     }
 
     /// Whether the owner uses all of the part that it had last.
-    pub fn has_part(&self, owner: &MemoryOwner) -> bool {
+    pub fn has_used_up_part(&self, owner: &MemoryOwner) -> bool {
         self.parts.was_used_up(owner)
     }
 
@@ -114,15 +114,15 @@ impl Scarce {
     }
 
     /// Whether the owner may use more.
-    pub fn room(&self, memory: &Memory, owner: &MemoryOwner) -> Room {
+    pub fn admission(&self, memory: &Memory, owner: &MemoryOwner) -> Admission {
         if !self.is_half_used() {
-            Room::Free
+            Admission::Free
         } else if self.parts.is_used_up(memory, owner) {
-            Room::OverPart
+            Admission::OverPart
         } else if self.used() >= self.limit() {
-            Room::Full
+            Admission::Full
         } else {
-            Room::Free
+            Admission::Free
         }
     }
 }
@@ -188,18 +188,18 @@ mod tests {
         let (memory, scarce) = (Memory::default(), scarce());
         let (one, two) = (memory.add_owner(), memory.add_owner());
         two.set_limits(&GroupLimits { weight: 300, ..GroupLimits::default() });
-        let room = || [&one, &two].map(|owner| scarce.room(&memory, owner));
+        let room = || [&one, &two].map(|owner| scarce.admission(&memory, owner));
         scarce.add(&one, LIMIT / 2 - 1);
-        assert_eq!(room(), [Room::Free; 2], "SCARCE-P1");
+        assert_eq!(room(), [Admission::Free; 2], "SCARCE-P1");
         scarce.add(&two, 100);
         // A quarter and three quarters of seven eighths.
-        assert_eq!(room(), [Room::OverPart, Room::Free]);
+        assert_eq!(room(), [Admission::OverPart, Admission::Free]);
         scarce.add(&two, 4099);
-        assert_eq!(room(), [Room::OverPart, Room::Full], "SCARCE-P2");
+        assert_eq!(room(), [Admission::OverPart, Admission::Full], "SCARCE-P2");
         scarce.forget(&one, 2000);
-        assert_eq!(room(), [Room::Free; 2]);
+        assert_eq!(room(), [Admission::Free; 2]);
         scarce.add(&two, 1);
-        assert_eq!(room(), [Room::Free, Room::OverPart]);
+        assert_eq!(room(), [Admission::Free, Admission::OverPart]);
         scarce.forget(&two, 4200);
         scarce.forget(&one, LIMIT / 2 - 2001);
         assert_eq!(scarce.used(), 0);
@@ -209,20 +209,24 @@ mod tests {
     fn a_group_that_begins_finds_room_beside_one_that_has_filled_the_rest() {
         let (memory, scarce) = (Memory::default(), scarce());
         let (rogue, other) = (memory.add_owner(), memory.add_owner());
-        while scarce.room(&memory, &rogue) == Room::Free {
+        while scarce.admission(&memory, &rogue) == Admission::Free {
             scarce.add(&rogue, 10);
         }
         assert_eq!(scarce.used(), LIMIT - LIMIT / 8);
         let mut had = 0;
-        while scarce.room(&memory, &other) == Room::Free {
+        while scarce.admission(&memory, &other) == Admission::Free {
             scarce.add(&other, 10);
             had += 10;
         }
-        assert_eq!((had, scarce.room(&memory, &other)), (LIMIT / 8, Room::Full), "SCARCE-P2");
+        assert_eq!(
+            (had, scarce.admission(&memory, &other)),
+            (LIMIT / 8, Admission::Full),
+            "SCARCE-P2"
+        );
         memory.set_arm(Arm::Off);
         scarce.forget(&other, 10);
-        let room = [&rogue, &other].map(|owner| scarce.room(&memory, owner));
-        assert_eq!(room, [Room::Free; 2], "SCARCE-P4");
+        let room = [&rogue, &other].map(|owner| scarce.admission(&memory, owner));
+        assert_eq!(room, [Admission::Free; 2], "SCARCE-P4");
         scarce.forget(&rogue, LIMIT - LIMIT / 8);
         scarce.forget(&other, had - 10);
     }
@@ -261,11 +265,11 @@ mod tests {
                 for (of, owner) in owners.iter().enumerate() {
                     let part = (LIMIT - LIMIT / 8) * u64::from(weights[of]) / all;
                     let wanted = match uses[of] {
-                        mine if mine > 0 && mine >= part => Room::OverPart,
-                        _ if used >= LIMIT => Room::Full,
-                        _ => Room::Free,
+                        mine if mine > 0 && mine >= part => Admission::OverPart,
+                        _ if used >= LIMIT => Admission::Full,
+                        _ => Admission::Free,
                     };
-                    prop_assert_eq!(scarce.room(&memory, owner), wanted, "{:?}", uses);
+                    prop_assert_eq!(scarce.admission(&memory, owner), wanted, "{:?}", uses);
                 }
             }
             (0..4).for_each(|of| scarce.forget(&owners[of], uses[of]));

@@ -102,7 +102,7 @@ pub enum Sabotage {
     ReadBeforeWritten,
     /// CLEAN-D2: a write, a free or a discard leaves the blocks in memory that it overtakes.
     KeepOverwritten,
-    /// EDITS-E4: no round wakes the callers that wait for their part of unflushed edits.
+    /// EDITS-E4: a wait for a part of unflushed edits never ends.
     ForgetEditWaiters,
 }
 

@@ -99,6 +99,8 @@ impl fmt::Display for NamesLimit {
 
 #[cfg(test)]
 mod tests {
+    use copyhold_memory::Shares;
+
     use super::*;
 
     #[test]
@@ -124,5 +126,18 @@ mod tests {
         let entries = NamesLimit::default().entries(machine(None));
         assert_eq!(entries, 2_684_354);
         assert_eq!(NamesLimit::default().entries(machine(Some(192_000))), 20);
+    }
+
+    /// The table of docs/names.md, for a pool of 100 GiB; in thousands.
+    #[test]
+    fn the_daemons_memory_bounds_the_names_that_the_default_allows() {
+        let limits = [1, 4, 8, 24, 64, 256].map(|gib: u64| {
+            let machine = AvailableMemory { memory: gib << 30, group: None };
+            let shares = Shares::of(None, None, 100 << 18, machine).expect("the default suits");
+            [NamesLimit::default().entries(machine), shares.names_max()].map(|names| names / 1000)
+        });
+        let expected =
+            [[111, 14], [447, 111], [894, 515], [2684, 1992], [7158, 2663], [28633, 2663]];
+        assert_eq!(limits, expected);
     }
 }

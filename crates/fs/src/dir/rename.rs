@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use super::make::{New, item_of};
 use super::{Bucket, Found, Name};
-use crate::file::WriteOut;
+use crate::file::WriteReason;
 use crate::filesystem::FIRST_PLACEHOLDER;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
@@ -121,7 +121,7 @@ impl Filesystem {
                 Ok(None) => return Ok(()),
                 Ok(Some(file)) => {
                     if !self.breaks(Sabotage::RenameFirst) {
-                        self.write_through(&file, WriteOut::UnderSharedLock).await?;
+                        self.write_through(&file, WriteReason::UnderSharedLock).await?;
                     }
                     written.push(file.node);
                 }

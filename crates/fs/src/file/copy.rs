@@ -12,7 +12,8 @@
 //!          behind the end mean nothing on disk (R36).
 //! COPY-Y3  One request takes at most [`STEPS_MAX`] steps of bounded work and yields between them.
 //!          It returns a short count then, and callers repeat it, so a signal ends a long copy
-//!          between two requests. So it does behind a step for which it is delayed (THROTTLE-T2).
+//!          between two requests. It also returns behind the first step that is delayed
+//!          (THROTTLE-T2).
 //! COPY-Y4  Under the locks of the files, a share asks its limit and does not wait for room: that
 //!          takes steps of deletions, for up to half a minute. It waits without locks, and then
 //!          begins again (ROOM-W1).
@@ -25,7 +26,7 @@ use copyhold_runtime::yield_now;
 use copyhold_types::{BLOCK_BYTES, Pointer, Run};
 use copyhold_volume::quota::{self, Request};
 
-use super::WriteOut;
+use super::WriteReason;
 use super::copy_hole::{content_at, copy_hole, hole_at};
 use super::extent_map::{MapEdit, extent_bytes};
 use super::extents::{CHUNK, Extents};
@@ -225,8 +226,8 @@ impl CopyRequest<'_> {
     ) -> Result<Step> {
         let CopyRequest { fs, source, target } = *self;
         let (from, to) = (source.node, target.node);
-        fs.write_through(source, WriteOut::Call).await?;
-        fs.write_through(target, WriteOut::Call).await?;
+        fs.write_through(source, WriteReason::Other).await?;
+        fs.write_through(target, WriteReason::Other).await?;
         let (low, high) = if from < to { (source, target) } else { (target, source) };
         let is_source = |inode: &InodeRef| inode.node == from;
         let _low = match is_source(low) {

@@ -17,7 +17,7 @@ use copyhold_types::{BLOCK_BYTES, Pointer, Run};
 use copyhold_volume::SnapshotGuard;
 use copyhold_volume::quota::{Hold, Request};
 
-use super::WriteOut;
+use super::WriteReason;
 use super::extent_map::{MapEdit, extent_bytes};
 use super::extents::CHUNK;
 use super::slot::Slot;
@@ -153,7 +153,7 @@ impl Filesystem {
     /// Logs a pending cut, and gives a tiny file a block.
     pub(super) async fn settle_cut(self: &Arc<Self>, inode: &InodeRef, take: Take) -> Result<()> {
         if inode.state().data.cut.size().is_some() {
-            self.write_through(inode, WriteOut::Call).await?;
+            self.write_through(inode, WriteReason::Other).await?;
         }
         let size = inode.state().shown.size;
         if inode.state().is_inline() {

@@ -32,5 +32,5 @@ pub(crate) use dirty::FileData;
 pub use fallocate::FallocateMode;
 pub use read::{ReadData, ReadFlags};
 pub use seek::Seek;
-pub(crate) use sync::WriteOut;
+pub(crate) use sync::WriteReason;
 pub use write::WriteFlags;

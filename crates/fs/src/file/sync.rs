@@ -16,11 +16,11 @@ const SYNC_FILES: usize = 8;
 
 /// The reason why a call writes the data of a file out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WriteOut {
+pub(crate) enum WriteReason {
     /// To make it durable at once: a little travels with its transaction (P12).
     Fsync,
-    /// The call needs it in the tables.
-    Call,
+    /// Another call needs it in the tables.
+    Other,
     /// The same, under a lock that other tenants wait for (FLIGHT-L6).
     UnderSharedLock,
 }
@@ -45,7 +45,7 @@ impl Filesystem {
     }
 
     async fn fsync_inode(self: &Arc<Self>, inode: &InodeRef) -> Result<()> {
-        let written = self.write_through(inode, WriteOut::Fsync).await;
+        let written = self.write_through(inode, WriteReason::Fsync).await;
         // An error that a background write met is returned once, here (R34).
         let earlier = inode.state().error.take().filter(|_| !self.breaks(Sabotage::ForgetErrors));
         written?;
@@ -77,7 +77,7 @@ impl Filesystem {
     pub(crate) async fn write_through(
         self: &Arc<Self>,
         inode: &InodeRef,
-        reason: WriteOut,
+        reason: WriteReason,
     ) -> Result<()> {
         let (mut version, size) = {
             let state = inode.state();
@@ -86,11 +86,11 @@ impl Filesystem {
             }
             (state.data.version(), state.shown.size)
         };
-        let attach = matches!(reason, WriteOut::Fsync);
+        let attach = matches!(reason, WriteReason::Fsync);
         let tenant = tenant_of(&self.volumes, inode.node.subvol);
         let lane = match reason {
-            WriteOut::Fsync | WriteOut::Call => Lane::Callers(tenant),
-            WriteOut::UnderSharedLock => Lane::Urgent(tenant),
+            WriteReason::Fsync | WriteReason::Other => Lane::Callers(tenant),
+            WriteReason::UnderSharedLock => Lane::Urgent(tenant),
         };
         loop {
             if attach {
@@ -159,7 +159,7 @@ impl Filesystem {
     pub(crate) async fn write_all(self: &Arc<Self>) -> Result<()> {
         let mut result = Ok(());
         for files in self.flusher.files().chunks(SYNC_FILES) {
-            let writes = files.iter().map(|inode| self.write_through(inode, WriteOut::Call));
+            let writes = files.iter().map(|inode| self.write_through(inode, WriteReason::Other));
             for (inode, written) in files.iter().zip(join_all(writes).await) {
                 if inode.subvol.present().is_ok() {
                     result = result.and(written);

@@ -64,34 +64,34 @@ impl Filesystem {
             batches.into_iter().partition(WritebackJob::is_placed);
         flying.keep_blocks(placed.iter().map(|batch| batch.took.len()).sum());
         // The others wait for locks, and have no room meanwhile (FLIGHT-L5).
-        let (told, others) = join(self.write_group(placed, flying), write_each(others)).await;
-        told.and(others)
+        let (group, others) = join(self.write_group(placed, flying), write_each(others)).await;
+        group.and(others)
     }
 
     async fn write_group(&self, placed: Vec<WritebackJob>, flying: Flying) -> Result<()> {
         let mut group = Vec::with_capacity(placed.len());
-        let mut told = Ok(());
+        let mut first = Ok(());
         for mut batch in placed {
             match batch.claim() {
                 Ok(claims) => {
                     let placed = place(&batch.took, &claims);
                     group.push(Ready { batch, placed, claims });
                 }
-                Err(error) => told = told.and(batch.tell(Err(error))),
+                Err(error) => first = first.and(batch.record(Err(error))),
             }
         }
         let sent = self.send_together(&group).await;
         drop(flying);
         for (ready, sent) in group.into_iter().zip(sent) {
             let Ready { mut batch, placed, mut claims } = ready;
-            let result = match sent {
+            let written = match sent {
                 true => batch.install(Content::Placed(&placed, &mut claims)).await,
                 false => batch.send_and_install(&placed, &mut claims).await,
             };
             batch.unclaim(claims);
-            told = told.and(batch.tell(result));
+            first = first.and(batch.record(written));
         }
-        told
+        first
     }
 
     /// Of each of the group, whether all that it has was written.
@@ -127,18 +127,18 @@ impl Filesystem {
 }
 
 async fn write_each(batches: Vec<WritebackJob>) -> Result<()> {
-    let mut told = Ok(());
+    let mut first = Ok(());
     for mut batch in batches {
-        let result = batch.write().await;
-        told = told.and(batch.tell(result));
+        let written = batch.write().await;
+        first = first.and(batch.record(written));
     }
-    told
+    first
 }
 
 impl WritebackJob {
     /// The file keeps an error, before the batch has ended: an fsync that waits for that asks for
     /// errors then.
-    fn tell(self, result: Result<()>) -> Result<()> {
+    fn record(self, result: Result<()>) -> Result<()> {
         self.inode.record_error(result.clone());
         result
     }

@@ -10,7 +10,7 @@ pub enum NameEvent {
     Created,
     /// Such an entry was left by a removal or a rename.
     Retained,
-    /// Such an entry was one before, and was removed to make room: an estimate for large limits.
+    /// Such an entry was one before, and was removed to make room: an estimate.
     Returned,
     /// A look-up was answered by an entry.
     Hit,

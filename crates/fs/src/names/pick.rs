@@ -47,7 +47,7 @@ impl AbsentNames {
 
     /// Whether entries of this tenant are to be removed ahead of the limit.
     pub fn is_short_for(&self, owner: &MemoryOwner) -> bool {
-        self.is_short() && self.scarce.has_part(owner)
+        self.is_short() && self.scarce.has_used_up_part(owner)
     }
 
     /// The free part of the limit, in thousandths.

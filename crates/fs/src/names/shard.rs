@@ -206,8 +206,8 @@ impl Default for Shard {
     }
 }
 
-/// A name's hash for [`Ghosts`], and the names for which it counts; none: it is not looked at. Of its
-/// 32 bits, 11 are the place: another name is taken for a returned one with 2^-21 at most.
+/// A name's hash for [`Ghosts`], and the names for which it counts; none: it is not looked at. Of
+/// its 32 bits, 11 are the place: another name is taken for a returned one with 2^-21 at most.
 fn ghost(hash: u32, scarce: &Scarce) -> Option<(u64, u64)> {
     let of_shard = scarce.limit() / ENTRY_BYTES / super::SHARDS as u64;
     let count = (of_shard >> GHOST_BITS).max(1).next_power_of_two();

@@ -177,18 +177,18 @@ pub(super) struct Pruner {
     forcing: Arc<AtomicUsize>,
 }
 
-/// The place of a thread: free again when the thread ends, in whichever way, or does not begin.
-struct Place(Arc<AtomicUsize>);
+/// One of the threads that may run, until it ends, in whichever way, or does not begin.
+struct Running(Arc<AtomicUsize>);
 
-impl Place {
-    fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Place> {
+impl Running {
+    fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Running> {
         let is_free = |taken: usize| (taken < most).then_some(taken + 1);
         taken.fetch_update(Ordering::AcqRel, Ordering::Relaxed, is_free).ok()?;
-        Some(Place(taken.clone()))
+        Some(Running(taken.clone()))
     }
 }
 
-impl Drop for Place {
+impl Drop for Running {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -226,17 +226,17 @@ impl Pruner {
             notifier: notifier.clone(),
             flights: self.flights.clone(),
         };
-        if let Some(place) = Place::take(&self.pruning, 1) {
+        if let Some(running) = Running::take(&self.pruning, 1) {
             let worker = worker();
             spawn("prune", move || {
-                let _place = place;
+                let _running = running;
                 let _ended = worker.prune();
             });
         }
-        if let Some(place) = Place::take(&self.forcing, threads_wanted(names)) {
+        if let Some(running) = Running::take(&self.forcing, threads_wanted(names)) {
             let worker = worker();
             spawn("prune-now", move || {
-                let _place = place;
+                let _running = running;
                 let _ended = worker.force();
             });
         }

@@ -144,12 +144,14 @@ impl MemoryRow {
     }
 }
 
-/// In the order of cgroup v2; nothing here kills.
+/// In the order of cgroup v2, with two keys that its readers expect: nothing here fails for want of
+/// memory, or is killed.
 fn events(counts: &Counts) -> Map<String, Value> {
     let mut events = Map::new();
     for event in Event::ALL {
         events.insert(event.name().into(), json!(counts.event(event)));
-        if event == Event::Oom {
+        if event == Event::Max {
+            events.insert("oom".into(), json!(0));
             events.insert("oom_kill".into(), json!(0));
         }
     }

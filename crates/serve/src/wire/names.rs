@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::Numbered;
 
 /// The names of a tenant that are known to be absent.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NamesRow {
     /// The subvolume.
@@ -17,8 +17,20 @@ pub struct NamesRow {
     pub live: u64,
     /// Live names that a program looked up again.
     pub hot: u64,
+    #[serde(flatten)]
+    pub ratios: NameRatios,
     /// How often each event was.
     pub events: Map<String, Value>,
+}
+
+/// Figures for each name that became known, since the mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NameRatios {
+    /// Look-ups that were answered.
+    pub neg_hit_per_insert: f64,
+    /// Those that were known before, and were removed to make room.
+    pub neg_reinsert: f64,
 }
 
 /// The same of all tenants.
@@ -32,10 +44,8 @@ pub struct NamesTotals {
     pub setting: u64,
     /// `setting`, `budget` or `off`.
     pub bound_by: String,
-    /// Look-ups that were answered for each name that became known.
-    pub neg_hit_per_insert: f64,
-    /// The part of these names that were known before, and were removed to make room.
-    pub neg_reinsert: f64,
+    #[serde(flatten)]
+    pub ratios: NameRatios,
     pub events: Map<String, Value>,
     /// Six fields, as Linux has them in `fs/dentry-state`.
     pub dentry_state: String,
@@ -45,10 +55,22 @@ fn events(counts: &NameCounts) -> Map<String, Value> {
     NameEvent::ALL.iter().map(|event| (event.name().into(), json!(counts[*event]))).collect()
 }
 
+impl NameRatios {
+    fn of(counts: &NameCounts) -> NameRatios {
+        let created = counts[NameEvent::Created].max(1);
+        let for_each = |event| (counts[event] * 100 / created) as f64 / 100.0;
+        NameRatios {
+            neg_hit_per_insert: for_each(NameEvent::Hit),
+            neg_reinsert: for_each(NameEvent::Returned),
+        }
+    }
+}
+
 impl NamesRow {
     pub fn new(figures: &NameFigures, path: Option<String>) -> NamesRow {
         let NameFigures { subvol, live, hot, counts } = figures;
-        NamesRow { id: subvol.0, path, live: *live, hot: *hot, events: events(counts) }
+        let (ratios, events) = (NameRatios::of(counts), events(counts));
+        NamesRow { id: subvol.0, path, live: *live, hot: *hot, ratios, events }
     }
 }
 
@@ -65,15 +87,12 @@ impl NamesTotals {
         };
         let (bound_by, total) = (bound_by.to_owned(), held + live);
         let dentry_state = format!("{total} {live} 45 0 {live} {forced}");
-        let created = counts[NameEvent::Created].max(1);
-        let for_each = |event| (counts[event] * 100 / created) as f64 / 100.0;
         NamesTotals {
             live,
             limit,
             setting,
             bound_by,
-            neg_hit_per_insert: for_each(NameEvent::Hit),
-            neg_reinsert: for_each(NameEvent::Returned),
+            ratios: NameRatios::of(&counts),
             events: events(&counts),
             dentry_state,
         }

@@ -387,10 +387,10 @@ fn one_flight_at_a_time_is_in_a_directory() {
 fn a_thread_that_panics_or_does_not_begin_leaves_its_place() {
     let taken = Arc::new(AtomicUsize::new(0));
     let done = Arc::new(Event::new());
-    let place = || Place::take(&taken, 1).expect("it is free");
+    let place = || Running::take(&taken, 1).expect("it is free");
     for runs in [false, true] {
         let (place, told) = (place(), Told(done.clone()));
-        assert!(Place::take(&taken, 1).is_none());
+        assert!(Running::take(&taken, 1).is_none());
         let listener = done.listen();
         let work = move || {
             let _held = (place, told);
