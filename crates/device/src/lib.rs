@@ -14,6 +14,7 @@ use copyhold_types::{Buf, Bufs, DeviceId, Purpose};
 mod counters;
 mod error;
 pub mod file;
+pub mod pi;
 pub mod sim;
 
 pub use counters::{CounterSnapshot, Counters, PurposeCount};

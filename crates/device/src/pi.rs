@@ -1,0 +1,23 @@
+//! Protection information: a checksum and tags that travel beside each block.
+//!
+//! Problem.  A checksum that only the host knows finds damage when the source is gone. A device
+//!           that verifies one by itself does so at the write; but its checksum agrees with an old
+//!           block, too, and nothing on the medium says that a write is missing.
+//! Idea.     Each block has a tuple: a guard over its content, and tags that the host binds to its
+//!           place and to the time of its write. The device verifies both ways, the host again at
+//!           the read. `docs/integrity.md` has the formats, the tags and the failures.
+//!
+//! ```text
+//!   format      which tuple, where, of which blocks; its name in words
+//!   guard       the three checksums
+//!   tuple       bytes of a tuple, read and written
+//! ```
+//!
+//! Tuples do not leave this module: callers give guards and a birth, and get content or
+//! [`DeviceError::Integrity`](crate::DeviceError::Integrity).
+
+mod format;
+mod guard;
+
+pub use format::{Format, FormatError, Place, Type};
+pub use guard::Guard;
