@@ -10,14 +10,22 @@
 //! ```text
 //!   format      which tuple, where, of which blocks; its name in words
 //!   guard       the three checksums
-//!   tuple       bytes of a tuple, read and written
+//!   tuple       bytes of a tuple, and its comparison with tags
+//!   command     the effect of a read or write on data and metadata, as a drive has it
+//!   host        tags of places and births, and the host's verification
 //! ```
 //!
 //! Tuples do not leave this module: callers give guards and a birth, and get content or
 //! [`DeviceError::Integrity`](crate::DeviceError::Integrity).
 
+mod command;
 mod format;
 mod guard;
+mod host;
+mod tuple;
 
+pub use command::{Command, Refusal, Status};
 pub use format::{Format, FormatError, Place, Type};
 pub use guard::Guard;
+pub use host::{Guards, Kind};
+pub use tuple::{Checks, Tags, Tuple};
