@@ -1,6 +1,10 @@
 //! Errors of a device, grouped by the caller's reaction.
 
+use std::fmt;
+
 use copyhold_types::{DeviceId, Purpose};
+
+use crate::pi::{HeaderProblem, Kind};
 
 /// A failed request. `Clone`, since many waiters may receive one failure.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -15,13 +19,32 @@ pub enum DeviceError {
         #[source]
         source: IoError,
     },
-    /// The stored data does not match its protection information, as the device or the kernel
-    /// reports (EILSEQ): the medium answers, and its answer is wrong.
-    #[error(
-        "{name}: {blocks} blocks at {block}, read for {why:?}, do not match their protection \
-         information"
-    )]
-    Integrity { name: String, block: u64, blocks: u32, why: Purpose },
+    /// Data does not match its protection information: at a read the medium answers, and its
+    /// answer is wrong; at a write nothing was stored.
+    #[error("{name}: {access} of {blocks} blocks at {block} for {why:?}: {by} finds {kind}")]
+    Integrity {
+        name: String,
+        /// The first bad block.
+        block: u64,
+        /// One, unless the device does not say which.
+        blocks: u32,
+        why: Purpose,
+        access: Access,
+        kind: Kind,
+        by: Verifier,
+    },
+    /// The tags of a request contradict the format of the device: a mistake of this program.
+    #[error("{name}: {access} of {blocks} blocks at {block} for {why:?} has impossible protection")]
+    Contradiction { name: String, block: u64, blocks: u32, why: Purpose, access: Access },
+    #[error("{name} has no protection information, which a request for it needs")]
+    Unprotected { name: String },
+    /// There is a namespace with protection information that cannot be used.
+    #[error("{name}: {problem}")]
+    Namespace {
+        name: String,
+        #[source]
+        problem: HeaderProblem,
+    },
     #[error("{name}: writing {blocks} blocks at {block} for {why:?} failed: {source}")]
     Write {
         name: String,
@@ -88,7 +111,10 @@ impl DeviceError {
         source: IoError,
     ) -> DeviceError {
         match source {
-            IoError(libc::EILSEQ) => DeviceError::Integrity { name, block, blocks, why },
+            IoError(libc::EILSEQ) => {
+                let (access, kind, by) = (Access::Read, Kind::Unknown, Verifier::Device);
+                DeviceError::Integrity { name, block, blocks, why, access, kind, by }
+            }
             source => DeviceError::Read { name, block, blocks, why, source },
         }
     }
@@ -104,12 +130,61 @@ impl DeviceError {
     }
 }
 
+/// Refuses a request that reaches past the end of a device with `size` blocks.
+pub(crate) fn check_bounds(
+    name: &str,
+    size: u64,
+    block: u64,
+    blocks: u64,
+) -> Result<(), DeviceError> {
+    match block.checked_add(blocks) {
+        Some(end) if end <= size => Ok(()),
+        end => {
+            let end = end.unwrap_or(u64::MAX);
+            Err(DeviceError::OutOfBounds { name: name.into(), block, end, size })
+        }
+    }
+}
+
+/// The direction of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    Write,
+}
+
+/// The side that has found a mismatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verifier {
+    /// The device, or the kernel for it.
+    Device,
+    Host,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Access::Read => "read",
+            Access::Write => "write",
+        })
+    }
+}
+
+impl fmt::Display for Verifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Verifier::Device => "the device",
+            Verifier::Host => "the host",
+        })
+    }
+}
+
 /// An errno, with its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoError(pub i32);
 
-impl std::fmt::Display for IoError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for IoError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         std::io::Error::from_raw_os_error(self.0).fmt(f)
     }
 }

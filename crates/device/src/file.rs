@@ -25,7 +25,8 @@ use self::create::Made;
 pub use self::open::OpenMode;
 use self::open::{Locked, Opened, io_error};
 pub use self::signature::probe_signature;
-use crate::{Counters, Device, DeviceError, Geometry, IoError};
+use crate::error::check_bounds;
+use crate::{Counters, Device, DeviceError, Geometry, IoError, at_once};
 
 /// Blocks of one write of [`FileDevice::preallocate`], and how many are in flight.
 const PREALLOCATE_BLOCKS: u64 = 256;
@@ -156,16 +157,7 @@ impl FileDevice {
     }
 
     fn check(&self, block: u64, blocks: u64) -> Result<(), DeviceError> {
-        let size = self.shared.blocks;
-        match block.checked_add(blocks) {
-            Some(end) if end <= size => Ok(()),
-            end => Err(DeviceError::OutOfBounds {
-                name: self.shared.name.clone(),
-                block,
-                end: end.unwrap_or(u64::MAX),
-                size,
-            }),
-        }
+        check_bounds(&self.shared.name, self.shared.blocks, block, blocks)
     }
 
     /// The file, or why there is none.
@@ -185,11 +177,6 @@ impl FileDevice {
 
 fn bytes(blocks: u64) -> u64 {
     blocks * BLOCK_BYTES as u64
-}
-
-/// A future that is an answer already.
-fn at_once<T: Send + 'static>(answer: T) -> BoxFuture<'static, T> {
-    Box::pin(std::future::ready(answer))
 }
 
 impl Device for FileDevice {

@@ -2,7 +2,8 @@
 //!
 //! A device reads and writes runs of 4 KiB blocks, many in flight, flushes and discards. A write
 //! is durable only after a flush that began when the write had completed. Every request carries
-//! its purpose and is counted by it.
+//! its purpose and is counted by it. A device may have protection information beside its blocks
+//! ([`pi`]): it then verifies, too.
 
 #![deny(unsafe_code)]
 
@@ -15,11 +16,13 @@ mod counters;
 mod error;
 pub mod file;
 pub mod pi;
+mod protect;
 pub mod sim;
 
 pub use counters::{CounterSnapshot, Counters, PurposeCount};
-pub use error::{DeviceError, IoError};
+pub use error::{Access, DeviceError, IoError, Verifier};
 pub use file::{FileDevice, OpenMode};
+pub use protect::{Expect, Protect};
 pub use sim::SimDevice;
 
 /// The geometry of a device.
@@ -57,6 +60,41 @@ pub trait Device: Send + Sync {
         why: Purpose,
     ) -> BoxFuture<'static, Result<(), DeviceError>>;
 
+    /// The format of the protection information that each block carries, if it does.
+    fn protection(&self) -> Option<pi::Format> {
+        None
+    }
+
+    /// As [`Self::read`], of blocks that are as `expect` says, or else
+    /// [`DeviceError::Integrity`]. [`DeviceError::Unprotected`] without [`Self::protection`].
+    fn read_expecting(
+        &self,
+        block: u64,
+        blocks: u32,
+        why: Purpose,
+        expect: Expect,
+    ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
+        match expect {
+            Expect::Plain => self.read(block, blocks, why),
+            _ => unprotected(self.geometry().name),
+        }
+    }
+
+    /// As [`Self::write`], with protection. If the device finds that the guards do not match the
+    /// data that arrives, nothing is written: [`DeviceError::Integrity`].
+    fn write_protected(
+        &self,
+        block: u64,
+        data: Bufs,
+        why: Purpose,
+        protect: Protect,
+    ) -> BoxFuture<'static, Result<(), DeviceError>> {
+        match protect {
+            Protect::Plain => self.write(block, data, why),
+            _ => unprotected(self.geometry().name),
+        }
+    }
+
     /// Makes all requests durable that completed before the call. After an error, unflushed data
     /// is lost and no later success means otherwise (rule R12): the device must not be used any
     /// more.
@@ -72,6 +110,15 @@ pub trait Device: Send + Sync {
 
     /// Requests so far, by purpose.
     fn counters(&self) -> &Counters;
+}
+
+fn unprotected<T: Send + 'static>(name: String) -> BoxFuture<'static, Result<T, DeviceError>> {
+    at_once(Err(DeviceError::Unprotected { name }))
+}
+
+/// A future that is an answer already.
+fn at_once<T: Send + 'static>(answer: T) -> BoxFuture<'static, T> {
+    Box::pin(std::future::ready(answer))
 }
 
 /// How the engine holds a device.

@@ -13,19 +13,25 @@
 //!   tuple       bytes of a tuple, and its comparison with tags
 //!   command     the effect of a read or write on data and metadata, as a drive has it
 //!   host        tags of places and births, and the host's verification
+//!   emulated    a namespace on any device: places in `layout`, its identity in `header`
 //! ```
 //!
 //! Tuples do not leave this module: callers give guards and a birth, and get content or
 //! [`DeviceError::Integrity`](crate::DeviceError::Integrity).
 
 mod command;
+mod emulated;
 mod format;
 mod guard;
+mod header;
 mod host;
+mod layout;
 mod tuple;
 
 pub use command::{Command, Refusal, Status};
+pub use emulated::{Emulated, open};
 pub use format::{Format, FormatError, Place, Type};
 pub use guard::Guard;
+pub use header::{Features, Header, HeaderProblem, header_digest};
 pub use host::{Guards, Kind};
 pub use tuple::{Checks, Tags, Tuple};

@@ -40,6 +40,7 @@ pub use self::disk::SimDisk;
 pub use self::fault::{Fault, FaultRates, Lasting, Trigger};
 pub use self::image::{SECTOR_BYTES, SimImage};
 use self::state::{DiskState, RequestId};
+use crate::error::check_bounds;
 use crate::{Counters, Device, DeviceError, Geometry, IoError};
 
 /// How a simulated device behaves.
@@ -227,16 +228,7 @@ impl SimDevice {
     // Requests
 
     fn check(&self, block: u64, blocks: u64) -> Result<(), DeviceError> {
-        let size = self.shared.blocks;
-        match block.checked_add(blocks) {
-            Some(end) if end <= size => Ok(()),
-            end => Err(DeviceError::OutOfBounds {
-                name: self.shared.name.clone(),
-                block,
-                end: end.unwrap_or(u64::MAX),
-                size,
-            }),
-        }
+        check_bounds(&self.shared.name, self.shared.blocks, block, blocks)
     }
 
     fn delay(&self, state: &mut DiskState, range: &Range<Nanos>) -> BoxFuture<'static, ()> {

@@ -110,7 +110,7 @@ impl Weather {
     fn fault(self, dice: &mut Dice) -> Option<(Trigger, Fault)> {
         let nth = dice.magnitude(8);
         let any = Trigger::Write { nth, why: None };
-        let why = dice.pick(&Purpose::ALL);
+        let why = dice.pick(&Purpose::OF_ENGINE);
         let of_kind = Trigger::Write { nth: dice.magnitude(5), why: Some(why) };
         Some(match self {
             Weather::PowerCutAtWrite if dice.one_in(4) => (any, Fault::PowerOff),

@@ -17,10 +17,13 @@ pub enum Purpose {
     Map,
     /// Labels and uberblocks.
     Label,
+    /// Tuples that a device keeps beside the blocks of the others.
+    Guard,
 }
 
 impl Purpose {
-    pub const ALL: [Purpose; 7] = [
+    /// Those of the engine's own requests.
+    pub const OF_ENGINE: [Purpose; 7] = [
         Purpose::Data,
         Purpose::Log,
         Purpose::Leaf,
@@ -28,6 +31,17 @@ impl Purpose {
         Purpose::Layer,
         Purpose::Map,
         Purpose::Label,
+    ];
+
+    pub const ALL: [Purpose; 8] = [
+        Purpose::Data,
+        Purpose::Log,
+        Purpose::Leaf,
+        Purpose::Inner,
+        Purpose::Layer,
+        Purpose::Map,
+        Purpose::Label,
+        Purpose::Guard,
     ];
 
     pub fn name(self) -> &'static str {
@@ -39,6 +53,7 @@ impl Purpose {
             Purpose::Layer => "layer",
             Purpose::Map => "map",
             Purpose::Label => "label",
+            Purpose::Guard => "guard",
         }
     }
 }

@@ -15,6 +15,8 @@
 //! Births 0 and 65534 have the same upper half and the same remainder, so the quotient, and not the
 //! upper half, completes the remainder in the application tag.
 
+use std::fmt;
+
 use smallvec::SmallVec;
 
 use super::tuple::{Mismatch, low};
@@ -40,6 +42,19 @@ pub enum Kind {
     Escape,
     /// The system does not say.
     Unknown,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Guard => "another guard than that of the data",
+            Kind::App => "the application tag of another birth",
+            Kind::Reference => "the reference tag of another place or birth",
+            Kind::Storage => "another storage tag",
+            Kind::Escape => "no content: none was written there, or it was deallocated",
+            Kind::Unknown => "a mismatch with their protection information",
+        })
+    }
 }
 
 impl From<Mismatch> for Kind {

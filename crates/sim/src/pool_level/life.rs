@@ -260,7 +260,7 @@ impl History {
 
     fn cut_in_settling(&mut self, machine: &Machine, pool: &Arc<Pool>) -> SimImage {
         let nth = self.dice.magnitude(4);
-        let write = Trigger::Write { nth, why: Some(self.dice.pick(&Purpose::ALL)) };
+        let write = Trigger::Write { nth, why: Some(self.dice.pick(&Purpose::OF_ENGINE)) };
         let trigger = self.dice.pick(&[write, Trigger::Flush { nth }]);
         self.plan.tell(|| format!("settling, until {trigger:?}"));
         machine.disk.arm(trigger, Fault::PowerOff);

@@ -1,0 +1,491 @@
+//! A namespace with protection information on any device.
+//!
+//! Problem.  Few drives have metadata beside their blocks, and none of a laptop, a cloud or a
+//!           simulation. Protection must be there to be tested and used on all of them.
+//! Idea.     A file or disk holds the data at its own block numbers, and behind it an entry of
+//!           metadata for each block (`layout`). This module plays the drive: it checks and makes
+//!           tuples (`command`), and stores both halves in the device below. A change of a few
+//!           entries reads their block, changes it and writes it, one change at a time. No journal
+//!           joins the halves: the engine writes only blocks that nothing refers to yet.
+//!
+//! PIDEV-E1  A write that completes has stored both halves; a flush makes both durable, with one
+//!           flush of the device below. A write that was refused has stored nothing.
+//! PIDEV-E2  A request changes entries of its own blocks only: whatever else is in flight, if its
+//!           future is dropped, if it fails, and through a crash that tears its writes at 512
+//!           bytes.
+//! PIDEV-E3  A crash may leave data and tuple of one block apart, each old, new or torn, only if
+//!           no flush began after the completion of the block's last write. Then a read that
+//!           expects protection returns one of the two contents, or a mismatch.
+//! PIDEV-E4  Blocks that were never written, or discarded since, have tuples of ones: an escape.
+//!
+//! The engine may rely on PIDEV-E1 and PIDEV-E3: it flushes between data that only its tuple
+//! protects and the batch that refers to it (R8), and never writes it in place.
+//!
+//! Cost: a read or write with protection has one request more, and one or two further reads for
+//! entries at the edges of a write. Reads without protection have none.
+
+use std::sync::Arc;
+
+use copyhold_runtime::{BoxFuture, FifoMutex, FifoMutexGuard, Rt, finishing};
+use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Purpose};
+
+use super::command::{Command, Refusal, Status};
+use super::header::Header;
+use super::layout::{Edge, HEADERS, Layout, complement};
+use super::{Checks, Format, Kind, Tags};
+use crate::error::check_bounds;
+use crate::{
+    Access, Counters, Device, DeviceError, DynDevice, Expect, Geometry, IoError, OpenMode, Protect,
+    Verifier, at_once,
+};
+
+/// Changes of entries that can be in progress side by side.
+const TURNS: usize = 64;
+/// Most blocks of entries that one request writes.
+const ENTRY_BLOCKS_MAX: u64 = 256;
+
+/// See the module's text.
+pub struct Emulated {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    rt: Rt,
+    below: DynDevice,
+    name: String,
+    header: Header,
+    layout: Layout,
+    counters: Counters,
+    /// Held while entries of a block are changed: the turn of block `n` is `n % TURNS`. A request
+    /// takes turns in ascending order.
+    turns: Vec<FifoMutex>,
+}
+
+/// The blocks of a request, for its errors.
+#[derive(Clone, Copy)]
+struct Request {
+    block: u64,
+    blocks: u32,
+    why: Purpose,
+    access: Access,
+}
+
+impl Emulated {
+    /// Makes a namespace of all of `below`, whose content is lost. It is durable at the end.
+    pub async fn create(
+        rt: Rt,
+        below: DynDevice,
+        format: Format,
+    ) -> Result<Arc<Emulated>, DeviceError> {
+        let Geometry { blocks, name, .. } = below.geometry();
+        let mut identity = [0; 16];
+        identity[..8].copy_from_slice(&rt.random().to_le_bytes());
+        identity[8..].copy_from_slice(&rt.random().to_le_bytes());
+        let header = Header::new(identity, format, blocks);
+        let header = header.map_err(|problem| DeviceError::Namespace { name, problem })?;
+
+        // A crash leaves no header of an older namespace over entries of this one.
+        let at = blocks - HEADERS;
+        below.write(at, Buf::zeroed(HEADERS as usize).into(), Purpose::Guard).await?;
+        below.flush().await?;
+        let made = Emulated::over(rt, below.clone(), header);
+        made.shared.erase(0, header.data_blocks).await?;
+        below.flush().await?;
+        let copies = Buf::from_bytes(&header.encode().repeat(HEADERS as usize));
+        below.write(at, copies.into(), Purpose::Guard).await?;
+        below.flush().await?;
+        Ok(made)
+    }
+
+    /// The namespace on `below`, if there is one.
+    pub async fn find(
+        rt: Rt,
+        below: DynDevice,
+        mode: OpenMode,
+    ) -> Result<Option<Arc<Emulated>>, DeviceError> {
+        let Geometry { blocks, name, .. } = below.geometry();
+        let Some(at) = blocks.checked_sub(HEADERS) else { return Ok(None) };
+        let copies = read_headers(&below, at).await?;
+        let Some(found) = Header::find([&copies[0], &copies[1]], blocks) else { return Ok(None) };
+        let usable = found.and_then(|header| match mode {
+            OpenMode::ReadWrite => header.check_writable().map(|()| header),
+            OpenMode::ReadOnly => Ok(header),
+        });
+        match usable {
+            Ok(header) => Ok(Some(Emulated::over(rt, below, header))),
+            Err(problem) => Err(DeviceError::Namespace { name, problem }),
+        }
+    }
+
+    fn over(rt: Rt, below: DynDevice, header: Header) -> Arc<Emulated> {
+        let shared = Shared {
+            rt,
+            name: below.geometry().name,
+            below,
+            header,
+            layout: header.layout(),
+            counters: Counters::default(),
+            turns: (0..TURNS).map(|_| FifoMutex::new()).collect(),
+        };
+        Arc::new(Emulated { shared: Arc::new(shared) })
+    }
+
+    pub fn header(&self) -> &Header {
+        &self.shared.header
+    }
+
+    /// The place of a block's metadata in the device below: the block, and the bytes in it. Each
+    /// is stored as its complement.
+    pub fn place_of_metadata(&self, block: u64) -> (u64, std::ops::Range<usize>) {
+        let Edge { block, at, bytes } = self.shared.layout.entry(block);
+        (block, at..at + bytes)
+    }
+}
+
+/// The namespace on `below`, or `below` itself if it has none.
+pub async fn open(rt: Rt, below: DynDevice, mode: OpenMode) -> Result<DynDevice, DeviceError> {
+    match Emulated::find(rt, below.clone(), mode).await? {
+        Some(namespace) => Ok(namespace),
+        None => Ok(below),
+    }
+}
+
+/// Both copies. One that cannot be read is as good as damaged.
+async fn read_headers(
+    below: &DynDevice,
+    at: u64,
+) -> Result<[[u8; BLOCK_BYTES]; HEADERS as usize], DeviceError> {
+    let mut copies = [[0; BLOCK_BYTES]; HEADERS as usize];
+    if let Ok(both) = below.read(at, HEADERS as u32, Purpose::Guard).await {
+        copies.as_flattened_mut().copy_from_slice(&both);
+        return Ok(copies);
+    }
+    let mut errors = Vec::new();
+    for (block, copy) in (at..).zip(&mut copies) {
+        match below.read(block, 1, Purpose::Guard).await {
+            Ok(content) => copy.copy_from_slice(&content),
+            Err(error) => errors.push(error),
+        }
+    }
+    match errors.pop() {
+        Some(error) if errors.len() + 1 == copies.len() => Err(error),
+        _ => Ok(copies),
+    }
+}
+
+impl Shared {
+    fn format(&self) -> &Format {
+        &self.layout.format
+    }
+
+    fn tags(&self, block: u64, birth: Option<u32>) -> Tags {
+        Tags::of_birth(self.format(), self.first(block), birth)
+    }
+
+    /// The first of the drive's blocks in one of 4 KiB.
+    fn first(&self, block: u64) -> u64 {
+        block * self.format().parts() as u64
+    }
+
+    fn check_bounds(&self, block: u64, blocks: u64) -> Result<(), DeviceError> {
+        check_bounds(&self.name, self.layout.data_blocks, block, blocks)
+    }
+
+    // Deciding
+
+    /// The metadata that a write stores, as a drive would.
+    fn decide(&self, block: u64, data: &Bufs, protect: &Protect) -> Result<Vec<u8>, Refusal> {
+        let format = self.format();
+        let data: Vec<&[u8]> = data.iter().map(|buf| &**buf).collect();
+        let first = self.first(block);
+        let by_device = |birth| {
+            let blocks = data.iter().map(|bytes| bytes.len()).sum::<usize>() / format.data_bytes();
+            let zeros = vec![0; blocks * format.metadata_bytes()];
+            let tags = self.tags(block, birth);
+            let command = Command { by_device: true, checks: Checks::NONE, tags };
+            command.write(format, first, &data, Some(&zeros))
+        };
+        match protect {
+            Protect::Plain => by_device(None),
+            Protect::Offload { birth } => by_device(Some(*birth)),
+            Protect::Guard { birth, guards } => {
+                let tags = self.tags(block, Some(*birth));
+                let sent = format.metadata(&tags, guards);
+                let command = Command { by_device: false, checks: Checks::all(format), tags };
+                command.write(format, first, &data, Some(&sent))
+            }
+        }
+    }
+
+    /// Whether a read may return these: the drive's answer, then the host's.
+    fn judge(
+        &self,
+        request: Request,
+        expect: Expect,
+        data: &[u8],
+        metadata: &[u8],
+    ) -> Result<(), DeviceError> {
+        let (birth, by_device) = match expect {
+            Expect::Plain => return Ok(()),
+            Expect::Guard { birth } => (birth, false),
+            Expect::Offload { birth } => (birth, true),
+        };
+        let tags = self.tags(request.block, Some(birth));
+        let command = Command { by_device, checks: Checks::all(self.format()), tags };
+        let first = self.first(request.block);
+        let answer = command.read(self.format(), first, data, metadata);
+        answer.map_err(|refusal| self.refused(request, refusal))?;
+        if by_device {
+            return Ok(());
+        }
+        let verified = self.format().verify(&tags, data, metadata);
+        verified.map_err(|(nth, kind)| self.mismatch(request, nth, kind, Verifier::Host))
+    }
+
+    fn refused(&self, request: Request, refusal: Refusal) -> DeviceError {
+        let kind = match refusal.status {
+            Status::Guard => Kind::Guard,
+            Status::App => Kind::App,
+            Status::Reference => Kind::Reference,
+            Status::Storage => Kind::Storage,
+            _ => {
+                let Request { block, blocks, why, access } = request;
+                let name = self.name.clone();
+                return DeviceError::Contradiction { name, block, blocks, why, access };
+            }
+        };
+        self.mismatch(request, refusal.nth, kind, Verifier::Device)
+    }
+
+    fn mismatch(&self, request: Request, nth: u64, kind: Kind, by: Verifier) -> DeviceError {
+        let Request { block, why, access, .. } = request;
+        let block = block + nth / self.format().parts() as u64;
+        DeviceError::Integrity { name: self.name.clone(), block, blocks: 1, why, access, kind, by }
+    }
+
+    // Entries
+
+    fn read_entries(
+        &self,
+        block: u64,
+        blocks: u32,
+    ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
+        self.counters.read(Purpose::Guard, blocks);
+        self.below.read(block, blocks, Purpose::Guard)
+    }
+
+    /// The turns of these blocks of entries.
+    async fn take_turns(&self, blocks: std::ops::Range<u64>) -> Vec<FifoMutexGuard<'_>> {
+        let mut wanted: Vec<usize> =
+            blocks.take(TURNS).map(|block| block as usize % TURNS).collect();
+        wanted.sort_unstable();
+        let mut turns = Vec::with_capacity(wanted.len());
+        for turn in wanted {
+            turns.push(self.turns[turn].lock().await);
+        }
+        turns
+    }
+
+    /// Stores the metadata of `blocks` blocks in their entries, and nothing else (PIDEV-E2).
+    async fn store(&self, block: u64, blocks: u64, metadata: &[u8]) -> Result<(), DeviceError> {
+        let within = self.layout.entries_of(block, blocks);
+        if within.is_empty() {
+            return Ok(());
+        }
+        let _turns = self.take_turns(within.clone()).await;
+        let mut entries = Buf::zeroed((within.end - within.start) as usize);
+        let mut left = metadata;
+        for (edge, place) in self.layout.edges(block, blocks).zip(0..) {
+            let at = place * BLOCK_BYTES;
+            if !self.layout.is_whole(&edge) {
+                let old = self.read_entries(edge.block, 1).await?;
+                entries.make_mut()[at..at + BLOCK_BYTES].copy_from_slice(&old);
+            }
+            let (new, rest) = left.split_at(edge.bytes);
+            let changed = &mut entries.make_mut()[at + edge.at..][..edge.bytes];
+            changed.copy_from_slice(new);
+            complement(changed);
+            left = rest;
+        }
+        self.counters.write(Purpose::Guard, within.end - within.start);
+        self.below.write(within.start, entries.into(), Purpose::Guard).await
+    }
+
+    /// Gives all these blocks tuples of ones (PIDEV-E4).
+    async fn erase(&self, block: u64, blocks: u64) -> Result<(), DeviceError> {
+        let most = ENTRY_BLOCKS_MAX * self.layout.per_block();
+        let end = block + blocks;
+        let mut ones = Vec::new();
+        let mut next = block;
+        while next < end {
+            // Pieces end where a block of entries does.
+            let count = (most - next % most).min(end - next);
+            ones.resize(count as usize * self.format().entry_bytes(), u8::MAX);
+            self.store(next, count, &ones).await?;
+            next += count;
+        }
+        Ok(())
+    }
+
+    /// The metadata of these blocks, out of blocks of entries.
+    fn metadata(&self, block: u64, blocks: u32, entries: &[u8]) -> Vec<u8> {
+        let mut metadata = Vec::with_capacity(blocks as usize * self.format().entry_bytes());
+        for (edge, place) in self.layout.edges(block, blocks.into()).zip(0..) {
+            let at = place * BLOCK_BYTES + edge.at;
+            metadata.extend_from_slice(&entries[at..at + edge.bytes]);
+        }
+        complement(&mut metadata);
+        metadata
+    }
+
+    /// An error of a request for entries, as one of the blocks that they belong to.
+    fn of_entries(&self, request: Request, error: DeviceError) -> DeviceError {
+        let Request { block, blocks, why, access } = request;
+        let name = self.name.clone();
+        let is_write = access == Access::Write;
+        match error {
+            DeviceError::Integrity { kind, by, .. } if !is_write => {
+                DeviceError::Integrity { name, block, blocks, why, access, kind, by }
+            }
+            DeviceError::Integrity { .. } => {
+                DeviceError::Write { name, block, blocks, why, source: IoError(libc::EILSEQ) }
+            }
+            DeviceError::Read { source, .. } if !is_write => {
+                DeviceError::Read { name, block, blocks, why, source }
+            }
+            DeviceError::Read { source, .. } | DeviceError::Write { source, .. } => {
+                DeviceError::Write { name, block, blocks, why, source }
+            }
+            DeviceError::ThinFull { source, .. } => {
+                DeviceError::ThinFull { name, block, blocks, why, source }
+            }
+            error => error,
+        }
+    }
+}
+
+impl Device for Emulated {
+    fn id(&self) -> DeviceId {
+        self.shared.below.id()
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { blocks: self.shared.layout.data_blocks, ..self.shared.below.geometry() }
+    }
+
+    fn read(
+        &self,
+        block: u64,
+        blocks: u32,
+        why: Purpose,
+    ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
+        self.read_expecting(block, blocks, why, Expect::Plain)
+    }
+
+    fn write(
+        &self,
+        block: u64,
+        data: Bufs,
+        why: Purpose,
+    ) -> BoxFuture<'static, Result<(), DeviceError>> {
+        self.write_protected(block, data, why, Protect::Plain)
+    }
+
+    fn protection(&self) -> Option<Format> {
+        Some(*self.shared.format())
+    }
+
+    fn read_expecting(
+        &self,
+        block: u64,
+        blocks: u32,
+        why: Purpose,
+        expect: Expect,
+    ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
+        let shared = self.shared.clone();
+        if let Err(error) = shared.check_bounds(block, blocks.into()) {
+            return at_once(Err(error));
+        }
+        shared.counters.read(why, blocks);
+        let data = shared.below.read(block, blocks, why);
+        let within = shared.layout.entries_of(block, blocks.into());
+        if expect == Expect::Plain || within.is_empty() {
+            return data;
+        }
+        let entries = shared.read_entries(within.start, (within.end - within.start) as u32);
+        let request = Request { block, blocks, why, access: Access::Read };
+        Box::pin(async move {
+            let data = data.await?;
+            let entries = entries.await.map_err(|error| shared.of_entries(request, error))?;
+            let metadata = shared.metadata(block, blocks, &entries);
+            shared.judge(request, expect, &data, &metadata).map(|()| data)
+        })
+    }
+
+    fn write_protected(
+        &self,
+        block: u64,
+        data: Bufs,
+        why: Purpose,
+        protect: Protect,
+    ) -> BoxFuture<'static, Result<(), DeviceError>> {
+        let shared = self.shared.clone();
+        let blocks: u64 = data.iter().map(|buf| buf.blocks() as u64).sum();
+        if let Err(error) = shared.check_bounds(block, blocks) {
+            return at_once(Err(error));
+        }
+        let request = Request { block, blocks: blocks as u32, why, access: Access::Write };
+        let metadata = match shared.decide(block, &data, &protect) {
+            Ok(metadata) => metadata,
+            Err(refusal) => return at_once(Err(shared.refused(request, refusal))),
+        };
+        shared.counters.write(why, blocks);
+        let data = shared.below.write(block, data, why);
+        let rt = shared.rt.clone();
+        // Both halves end, also when one fails: the caller may use the blocks again then.
+        Box::pin(finishing(&rt, async move {
+            let stored = shared.store(block, blocks, &metadata).await;
+            data.await?;
+            stored.map_err(|error| shared.of_entries(request, error))
+        }))
+    }
+
+    fn flush(&self) -> BoxFuture<'static, Result<(), DeviceError>> {
+        self.shared.counters.flush();
+        self.shared.below.flush()
+    }
+
+    fn discard(&self, block: u64, blocks: u64) -> BoxFuture<'static, Result<(), DeviceError>> {
+        let shared = self.shared.clone();
+        if let Err(error) = shared.check_bounds(block, blocks) {
+            return at_once(Err(error));
+        }
+        if blocks == 0 || !shared.below.geometry().can_discard {
+            return at_once(Ok(()));
+        }
+        shared.counters.discard(blocks);
+        let rt = shared.rt.clone();
+        Box::pin(finishing(&rt, async move {
+            shared.erase(block, blocks).await.map_err(|error| match error {
+                DeviceError::Read { source, .. }
+                | DeviceError::Write { source, .. }
+                | DeviceError::ThinFull { source, .. } => {
+                    DeviceError::Discard { name: shared.name.clone(), block, blocks, source }
+                }
+                error => error,
+            })?;
+            shared.below.discard(block, blocks).await
+        }))
+    }
+
+    fn release(&self) {
+        self.shared.below.release();
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,26 @@
+//! The protection of written blocks, and the expectation of a reader.
+
+use crate::pi::Guards;
+
+/// The protection that a write gives to its blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Protect {
+    /// None that counts: the blocks have a digest elsewhere, or none.
+    Plain,
+    /// The host has made the guards, one for each block of the device; the device verifies them
+    /// before it stores anything.
+    Guard { birth: u32, guards: Guards },
+    /// The device makes the guards from the data that arrives.
+    Offload { birth: u32 },
+}
+
+/// The protection that a reader expects of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// None: nothing is compared.
+    Plain,
+    /// Guards and birth: the device compares them, and the host again.
+    Guard { birth: u32 },
+    /// The same, compared by the device alone.
+    Offload { birth: u32 },
+}
