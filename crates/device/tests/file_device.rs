@@ -3,29 +3,26 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests of the machine's own devices")]
 
+mod common;
+
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
 use copyhold_device::file::probe_signature;
 use copyhold_device::{Device, DeviceError, FileDevice, OpenMode};
-use copyhold_runtime::executors::Config;
-use copyhold_runtime::{Executors, Reactor, ReactorKind};
+use copyhold_runtime::{Executors, Reactor};
 use copyhold_types::{Buf, Bufs, DeviceId, Purpose};
 use tempfile::TempDir;
+
+use common::{Loop, run};
 
 const MIB: u64 = 1 << 20;
 const WHY: Purpose = Purpose::Data;
 
 fn on_each(test: impl Fn(&Executors, Arc<dyn Reactor>)) {
-    for reactor in [ReactorKind::Auto, ReactorKind::Threads] {
-        let config = Config { cpus: Some(2), reactor, ..Config::default() };
-        let executors = Executors::start(config).unwrap();
-        test(&executors, executors.reactor());
-        executors.shutdown();
-    }
+    common::on_each(|executors| test(executors, executors.reactor()));
 }
 
 fn create(reactor: &Arc<dyn Reactor>, path: &Path) -> Arc<FileDevice> {
@@ -48,31 +45,6 @@ fn pool_file() -> (TempDir, PathBuf) {
 
 fn filled(byte: u8, blocks: usize) -> Buf {
     Buf::from_bytes(&vec![byte; blocks * 4096])
-}
-
-/// Runs a program; whether it succeeded, with what it printed.
-fn run(program: &str, args: &[&str]) -> Option<String> {
-    let output = Command::new(program).args(args).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-/// A loop device over a file, detached at the end.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn over(file: &Path) -> Option<Loop> {
-        let name = run("losetup", &["--find", "--show", file.to_str()?]);
-        if name.is_none() {
-            eprintln!("no loop device can be made here: not tested on block devices");
-        }
-        name.map(|name| Loop(name.into()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        run("losetup", &["--detach", self.0.to_str().unwrap()]);
-    }
 }
 
 /// A small tmpfs, unmounted at the end.

@@ -4,6 +4,7 @@
 
 mod begin;
 mod nodes;
+mod protection;
 
 use copyhold_format::digest;
 use copyhold_format::item::{
@@ -24,6 +25,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 pub(crate) use begin::*;
 pub(crate) use nodes::node;
+pub(crate) use protection::{protection, protections};
 
 /// Where labels and uberblocks have their digest.
 const DIGEST_AT: usize = 32;

@@ -50,11 +50,6 @@ impl Layout {
         (BLOCK_BYTES / self.format.entry_bytes()) as u64
     }
 
-    /// Blocks of entries.
-    pub(super) fn entry_blocks(&self) -> u64 {
-        self.data_blocks.div_ceil(self.per_block())
-    }
-
     /// The blocks that hold entries of `blocks` blocks of data.
     pub(super) fn entries_of(&self, block: u64, blocks: u64) -> Range<u64> {
         let from = self.data_blocks + block / self.per_block();
@@ -115,7 +110,7 @@ mod tests {
             let Some(layout) = Layout::within(format, blocks) else {
                 return Ok(prop_assert!(blocks < 2 + HEADERS));
             };
-            let used = |data_blocks| Layout { format, data_blocks }.entry_blocks() + data_blocks;
+            let used = |data_blocks: u64| data_blocks.div_ceil(layout.per_block()) + data_blocks;
             prop_assert!(used(layout.data_blocks) + HEADERS <= blocks);
             prop_assert!(used(layout.data_blocks + 1) + HEADERS > blocks);
 
