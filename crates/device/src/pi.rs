@@ -13,7 +13,8 @@
 //!   tuple       bytes of a tuple, and its comparison with tags
 //!   command     the effect of a read or write on data and metadata, as a drive has it
 //!   host        tags of places and births, and the host's verification
-//!   emulated    a namespace on any device: places in `layout`, its identity in `header`
+//!   emulated    a namespace on any device: places in `layout`, changes in `entries`,
+//!               identity in `header`
 //! ```
 //!
 //! Tuples do not leave this module: callers give guards and a birth, and get content or
@@ -21,6 +22,7 @@
 
 mod command;
 mod emulated;
+mod entries;
 mod format;
 mod guard;
 mod header;

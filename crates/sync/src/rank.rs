@@ -178,6 +178,8 @@ ranks! {
 
     /// Writes that wait for space below the pool.
     HostSpace,
+    /// Changes of tuples that wait for their turn.
+    EntryChanges,
     /// The file that a device is on.
     DeviceFile,
     /// The simulated device.

@@ -4,45 +4,40 @@
 //!           simulation. Protection must be there to be tested and used on all of them.
 //! Idea.     A file or disk holds the data at its own block numbers, and behind it an entry of
 //!           metadata for each block (`layout`). This module plays the drive: it checks and makes
-//!           tuples (`command`), and stores both halves in the device below. A change of a few
-//!           entries reads their block, changes it and writes it, one change at a time. No journal
+//!           tuples (`command`), and stores both halves in the device below (`entries`). No journal
 //!           joins the halves: the engine writes only blocks that nothing refers to yet.
 //!
 //! PIDEV-E1  A write that completes has stored both halves; a flush makes both durable, with one
 //!           flush of the device below. A write that was refused has stored nothing.
-//! PIDEV-E2  A request changes entries of its own blocks only: whatever else is in flight, if its
-//!           future is dropped, if it fails, and through a crash that tears its writes at 512
-//!           bytes.
+//! PIDEV-E2  A request changes both halves of its own blocks only (ENTRY-T1). It continues if its
+//!           future is dropped.
 //! PIDEV-E3  A crash may leave data and tuple of one block apart, each old, new or torn, only if
 //!           no flush began after the completion of the block's last write. Then a read that
 //!           expects protection returns one of the two contents, or a mismatch.
-//! PIDEV-E4  Blocks that were never written, or discarded since, have tuples of ones: an escape.
+//! PIDEV-E4  Blocks that were never written, or discarded since, have an escape (ENTRY-T3).
 //!
 //! The engine may rely on PIDEV-E1 and PIDEV-E3: it flushes between data that only its tuple
 //! protects and the batch that refers to it (R8), and never writes it in place.
 //!
-//! Cost: a read or write with protection has one request more, and one or two further reads for
-//! entries at the edges of a write. Reads without protection have none.
+//! Cost: a read with protection has one request more. A write has one more for all blocks of entries
+//! that it covers, and two (a read and a write) at each of its ends, which it may share with other
+//! writes. Reads without protection have none.
 
 use std::sync::Arc;
 
-use copyhold_runtime::{BoxFuture, FifoMutex, FifoMutexGuard, Rt, finishing};
+use copyhold_runtime::{BoxFuture, Rt, finishing};
 use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Purpose};
 
 use super::command::{Command, Refusal, Status};
+use super::entries::Entries;
 use super::header::Header;
-use super::layout::{Edge, HEADERS, Layout, complement};
+use super::layout::{HEADERS, Layout};
 use super::{Checks, Format, Kind, Tags};
 use crate::error::check_bounds;
 use crate::{
     Access, Counters, Device, DeviceError, DynDevice, Expect, Geometry, IoError, OpenMode, Protect,
     Verifier, at_once,
 };
-
-/// Changes of entries that can be in progress side by side.
-const TURNS: usize = 64;
-/// Most blocks of entries that one request writes.
-const ENTRY_BLOCKS_MAX: u64 = 256;
 
 /// See the module's text.
 pub struct Emulated {
@@ -55,10 +50,8 @@ struct Shared {
     name: String,
     header: Header,
     layout: Layout,
-    counters: Counters,
-    /// Held while entries of a block are changed: the turn of block `n` is `n % TURNS`. A request
-    /// takes turns in ascending order.
-    turns: Vec<FifoMutex>,
+    counters: Arc<Counters>,
+    entries: Entries,
 }
 
 /// The blocks of a request, for its errors.
@@ -89,7 +82,7 @@ impl Emulated {
         below.write(at, Buf::zeroed(HEADERS as usize).into(), Purpose::Guard).await?;
         below.flush().await?;
         let made = Emulated::over(rt, below.clone(), header);
-        made.shared.erase(0, header.data_blocks).await?;
+        made.shared.entries.erase(0, header.data_blocks).await?;
         below.flush().await?;
         let copies = Buf::from_bytes(&header.encode().repeat(HEADERS as usize));
         below.write(at, copies.into(), Purpose::Guard).await?;
@@ -118,14 +111,15 @@ impl Emulated {
     }
 
     fn over(rt: Rt, below: DynDevice, header: Header) -> Arc<Emulated> {
+        let (layout, counters) = (header.layout(), Arc::<Counters>::default());
         let shared = Shared {
             rt,
             name: below.geometry().name,
+            entries: Entries::new(below.clone(), layout, counters.clone()),
             below,
             header,
-            layout: header.layout(),
-            counters: Counters::default(),
-            turns: (0..TURNS).map(|_| FifoMutex::new()).collect(),
+            layout,
+            counters,
         };
         Arc::new(Emulated { shared: Arc::new(shared) })
     }
@@ -137,8 +131,8 @@ impl Emulated {
     /// The place of a block's metadata in the device below: the block, and the bytes in it. Each
     /// is stored as its complement.
     pub fn place_of_metadata(&self, block: u64) -> (u64, std::ops::Range<usize>) {
-        let Edge { block, at, bytes } = self.shared.layout.entry(block);
-        (block, at..at + bytes)
+        let entry = self.shared.layout.entry(block);
+        (entry.block, entry.range())
     }
 }
 
@@ -263,81 +257,6 @@ impl Shared {
         DeviceError::Integrity { name: self.name.clone(), block, blocks: 1, why, access, kind, by }
     }
 
-    // Entries
-
-    fn read_entries(
-        &self,
-        block: u64,
-        blocks: u32,
-    ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
-        self.counters.read(Purpose::Guard, blocks);
-        self.below.read(block, blocks, Purpose::Guard)
-    }
-
-    /// The turns of these blocks of entries.
-    async fn take_turns(&self, blocks: std::ops::Range<u64>) -> Vec<FifoMutexGuard<'_>> {
-        let mut wanted: Vec<usize> =
-            blocks.take(TURNS).map(|block| block as usize % TURNS).collect();
-        wanted.sort_unstable();
-        let mut turns = Vec::with_capacity(wanted.len());
-        for turn in wanted {
-            turns.push(self.turns[turn].lock().await);
-        }
-        turns
-    }
-
-    /// Stores the metadata of `blocks` blocks in their entries, and nothing else (PIDEV-E2).
-    async fn store(&self, block: u64, blocks: u64, metadata: &[u8]) -> Result<(), DeviceError> {
-        let within = self.layout.entries_of(block, blocks);
-        if within.is_empty() {
-            return Ok(());
-        }
-        let _turns = self.take_turns(within.clone()).await;
-        let mut entries = Buf::zeroed((within.end - within.start) as usize);
-        let mut left = metadata;
-        for (edge, place) in self.layout.edges(block, blocks).zip(0..) {
-            let at = place * BLOCK_BYTES;
-            if !self.layout.is_whole(&edge) {
-                let old = self.read_entries(edge.block, 1).await?;
-                entries.make_mut()[at..at + BLOCK_BYTES].copy_from_slice(&old);
-            }
-            let (new, rest) = left.split_at(edge.bytes);
-            let changed = &mut entries.make_mut()[at + edge.at..][..edge.bytes];
-            changed.copy_from_slice(new);
-            complement(changed);
-            left = rest;
-        }
-        self.counters.write(Purpose::Guard, within.end - within.start);
-        self.below.write(within.start, entries.into(), Purpose::Guard).await
-    }
-
-    /// Gives all these blocks tuples of ones (PIDEV-E4).
-    async fn erase(&self, block: u64, blocks: u64) -> Result<(), DeviceError> {
-        let most = ENTRY_BLOCKS_MAX * self.layout.per_block();
-        let end = block + blocks;
-        let mut ones = Vec::new();
-        let mut next = block;
-        while next < end {
-            // Pieces end where a block of entries does.
-            let count = (most - next % most).min(end - next);
-            ones.resize(count as usize * self.format().entry_bytes(), u8::MAX);
-            self.store(next, count, &ones).await?;
-            next += count;
-        }
-        Ok(())
-    }
-
-    /// The metadata of these blocks, out of blocks of entries.
-    fn metadata(&self, block: u64, blocks: u32, entries: &[u8]) -> Vec<u8> {
-        let mut metadata = Vec::with_capacity(blocks as usize * self.format().entry_bytes());
-        for (edge, place) in self.layout.edges(block, blocks.into()).zip(0..) {
-            let at = place * BLOCK_BYTES + edge.at;
-            metadata.extend_from_slice(&entries[at..at + edge.bytes]);
-        }
-        complement(&mut metadata);
-        metadata
-    }
-
     /// An error of a request for entries, as one of the blocks that they belong to.
     fn of_entries(&self, request: Request, error: DeviceError) -> DeviceError {
         let Request { block, blocks, why, access } = request;
@@ -408,16 +327,15 @@ impl Device for Emulated {
         }
         shared.counters.read(why, blocks);
         let data = shared.below.read(block, blocks, why);
-        let within = shared.layout.entries_of(block, blocks.into());
-        if expect == Expect::Plain || within.is_empty() {
+        if expect == Expect::Plain || blocks == 0 {
             return data;
         }
-        let entries = shared.read_entries(within.start, (within.end - within.start) as u32);
+        let entries = shared.entries.read(block, blocks.into());
         let request = Request { block, blocks, why, access: Access::Read };
         Box::pin(async move {
             let data = data.await?;
             let entries = entries.await.map_err(|error| shared.of_entries(request, error))?;
-            let metadata = shared.metadata(block, blocks, &entries);
+            let metadata = shared.entries.metadata(block, blocks.into(), &entries);
             shared.judge(request, expect, &data, &metadata).map(|()| data)
         })
     }
@@ -444,7 +362,7 @@ impl Device for Emulated {
         let rt = shared.rt.clone();
         // Both halves end, also when one fails: the caller may use the blocks again then.
         Box::pin(finishing(&rt, async move {
-            let stored = shared.store(block, blocks, &metadata).await;
+            let stored = shared.entries.store(block, blocks, &metadata).await;
             data.await?;
             stored.map_err(|error| shared.of_entries(request, error))
         }))
@@ -466,7 +384,7 @@ impl Device for Emulated {
         shared.counters.discard(blocks);
         let rt = shared.rt.clone();
         Box::pin(finishing(&rt, async move {
-            shared.erase(block, blocks).await.map_err(|error| match error {
+            shared.entries.erase(block, blocks).await.map_err(|error| match error {
                 DeviceError::Read { source, .. }
                 | DeviceError::Write { source, .. }
                 | DeviceError::ThinFull { source, .. } => {

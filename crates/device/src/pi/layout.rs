@@ -34,6 +34,13 @@ pub(super) struct Edge {
     pub(super) bytes: usize,
 }
 
+impl Edge {
+    /// Its bytes in the block.
+    pub(super) fn range(&self) -> Range<usize> {
+        self.at..self.at + self.bytes
+    }
+}
+
 impl Layout {
     /// With as much data as a device of this size has room for; `None` without any room.
     pub(super) fn within(format: Format, blocks: u64) -> Option<Layout> {

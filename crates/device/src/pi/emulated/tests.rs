@@ -4,7 +4,9 @@ mod crashes;
 mod damage;
 
 use copyhold_runtime::{Runtime, SeededRuntime};
+use futures_util::future::join_all;
 
+use super::super::layout::complement;
 use super::super::{Guards, Place};
 use super::*;
 use crate::sim::{Fault, Lasting, SimConfig, SimDevice, SimImage, Trigger};
@@ -258,12 +260,49 @@ fn requests_for_entries_are_few() {
     // All entries of two blocks; then one more on both sides.
     let (whole, more) = (content(1, 512), content(1, 258));
     assert_eq!(requests(&|| world.put(0, &whole, BIRTH)), (0, 1));
-    assert_eq!(requests(&|| world.put(127, &more, BIRTH)), (2, 1));
+    assert_eq!(requests(&|| world.put(127, &more, BIRTH)), (2, 2));
+    let middle = content(1, 600);
+    assert_eq!(requests(&|| world.put(10, &middle, BIRTH)), (2, 3));
     assert_eq!(requests(&|| drop(world.read_guarded(100, 400).unwrap())), (1, 0));
     assert_eq!(requests(&|| drop(world.read(0, 512, Expect::Plain).unwrap())), (0, 0));
     let flushes = world.disk.counters().snapshot().flushes;
     world.rt.block_on(world.device.flush()).unwrap();
     assert_eq!(world.disk.counters().snapshot().flushes, flushes + 1);
+}
+
+#[test]
+fn changes_that_wait_for_each_other_are_made_together() {
+    let world = World::new("4096+16:64b", 1);
+    let (reads, writes) = world.entry_requests();
+    let all = (0..100).map(|block| {
+        let data = content(block as u8, 1);
+        let protect = world.guarded(&data, BIRTH);
+        world.device.write_protected(block, data.into(), WHY, protect)
+    });
+    for done in world.rt.block_on(join_all(all)) {
+        done.unwrap();
+    }
+    // The first one alone, and then all others.
+    assert_eq!(world.entry_requests(), (reads + 2, writes + 2));
+    for block in 0..100 {
+        assert!(*world.read_guarded(block, 1).unwrap() == *content(block as u8, 1));
+    }
+}
+
+#[test]
+fn each_change_has_the_outcome_of_its_own_write() {
+    let world = World::new("4096+16:64b", 1);
+    let why = Some(Purpose::Guard);
+    world.disk.arm(Trigger::Write { nth: 1, why }, Fault::Error(libc::EIO));
+    let all = (0..10).map(|block| {
+        world.device.write_protected(block, content(1, 1).into(), WHY, Protect::Plain)
+    });
+    let outcomes = world.rt.block_on(join_all(all));
+    assert!(outcomes[0].is_ok());
+    for (block, outcome) in (1..).zip(&outcomes[1..]) {
+        let text = outcome.clone().unwrap_err().to_string();
+        assert!(text.contains(&format!("writing 1 blocks at {block} for Data failed")), "{text}");
+    }
 }
 
 #[test]

@@ -195,3 +195,21 @@ fn a_write_whose_future_is_dropped_leaves_the_tuples_of_others_alone() {
         }
     }
 }
+
+#[test]
+fn writes_that_overlap_may_damage_the_blocks_of_both_and_no_others() {
+    for seed in 0..20 {
+        let world = World::new("4096+16:64b", seed);
+        let (many, one) = (content(1, 512), content(2, 1));
+        let (of_many, of_one) = (world.guarded(&many, 2), world.guarded(&one, 3));
+        let many = world.device.write_protected(0, many.into(), WHY, of_many);
+        let one = world.device.write_protected(5, one.into(), WHY, of_one);
+        for done in world.rt.block_on(join_all([one, many])) {
+            done.unwrap();
+        }
+        for block in (0..512).filter(|block| *block != 5) {
+            let read = world.read(block, 1, Expect::Guard { birth: 2 });
+            assert!(read.is_ok(), "ENTRY-T1: block {block}, seed {seed}: {read:?}");
+        }
+    }
+}
