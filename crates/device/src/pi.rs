@@ -14,7 +14,7 @@
 //!   command     the effect of a read or write on data and metadata, as a drive has it
 //!   host        tags of places and births, and the host's verification
 //!   emulated    a namespace on any device: places in `layout`, changes in `entries`,
-//!               identity in `header`
+//!               identity in `header`; `faults` for tests
 //! ```
 //!
 //! Tuples do not leave this module: callers give guards and a birth, and get content or
@@ -23,6 +23,7 @@
 mod command;
 mod emulated;
 mod entries;
+mod faults;
 mod format;
 mod guard;
 mod header;
@@ -32,6 +33,7 @@ mod tuple;
 
 pub use command::{Command, Refusal, Status};
 pub use emulated::{Emulated, open};
+pub use faults::DriveFault;
 pub use format::{Format, FormatError, Place, Type};
 pub use guard::Guard;
 pub use header::{Features, Header, HeaderProblem, header_digest};

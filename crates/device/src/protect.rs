@@ -24,3 +24,13 @@ pub enum Expect {
     /// The same, compared by the device alone.
     Offload { birth: u32 },
 }
+
+impl Expect {
+    /// The birth that the tags have, where they count.
+    pub fn birth(self) -> Option<u32> {
+        match self {
+            Expect::Plain => None,
+            Expect::Guard { birth } | Expect::Offload { birth } => Some(birth),
+        }
+    }
+}

@@ -180,6 +180,8 @@ ranks! {
     HostSpace,
     /// Changes of tuples that wait for their turn.
     EntryChanges,
+    /// Faults of an emulated drive that wait for their request.
+    DriveFaults,
     /// The file that a device is on.
     DeviceFile,
     /// The simulated device.

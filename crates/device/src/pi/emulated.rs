@@ -30,6 +30,7 @@ use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Purpose};
 
 use super::command::{Command, Refusal, Status};
 use super::entries::Entries;
+use super::faults::{DriveFault, Faults, flip};
 use super::header::Header;
 use super::layout::{HEADERS, Layout};
 use super::{Checks, Format, Kind, Tags};
@@ -52,6 +53,7 @@ struct Shared {
     layout: Layout,
     counters: Arc<Counters>,
     entries: Entries,
+    faults: Faults,
 }
 
 /// The blocks of a request, for its errors.
@@ -120,12 +122,18 @@ impl Emulated {
             header,
             layout,
             counters,
+            faults: Faults::default(),
         };
         Arc::new(Emulated { shared: Arc::new(shared) })
     }
 
     pub fn header(&self) -> &Header {
         &self.shared.header
+    }
+
+    /// Lets `fault` happen to the `nth` request (from 0) of its direction with this purpose.
+    pub fn arm(&self, why: Purpose, nth: u64, fault: DriveFault) {
+        self.shared.faults.arm(why, nth, fault);
     }
 
     /// The place of a block's metadata in the device below: the block, and the bytes in it. Each
@@ -185,6 +193,10 @@ impl Shared {
         check_bounds(&self.name, self.layout.data_blocks, block, blocks)
     }
 
+    fn has(&self, block: u64, blocks: u64) -> bool {
+        self.check_bounds(block, blocks).is_ok()
+    }
+
     // Deciding
 
     /// The metadata that a write stores, as a drive would.
@@ -211,29 +223,31 @@ impl Shared {
         }
     }
 
-    /// Whether a read may return these: the drive's answer, then the host's.
+    /// The data that a read returns: checked by the drive, then by the host.
     fn judge(
         &self,
         request: Request,
         expect: Expect,
-        data: &[u8],
+        fault: Option<DriveFault>,
+        mut data: Buf,
         metadata: &[u8],
-    ) -> Result<(), DeviceError> {
-        let (birth, by_device) = match expect {
-            Expect::Plain => return Ok(()),
-            Expect::Guard { birth } => (birth, false),
-            Expect::Offload { birth } => (birth, true),
-        };
-        let tags = self.tags(request.block, Some(birth));
-        let command = Command { by_device, checks: Checks::all(self.format()), tags };
-        let first = self.first(request.block);
-        let answer = command.read(self.format(), first, data, metadata);
-        answer.map_err(|refusal| self.refused(request, refusal))?;
-        if by_device {
-            return Ok(());
+    ) -> Result<Buf, DeviceError> {
+        let birth = expect.birth();
+        let tags = self.tags(request.block, birth);
+        if birth.is_some() && fault != Some(DriveFault::SkipChecks) {
+            let by_device = !matches!(expect, Expect::Guard { .. });
+            let command = Command { by_device, checks: Checks::all(self.format()), tags };
+            let answer = command.read(self.format(), self.first(request.block), &data, metadata);
+            answer.map_err(|refusal| self.refused(request, refusal))?;
         }
-        let verified = self.format().verify(&tags, data, metadata);
-        verified.map_err(|(nth, kind)| self.mismatch(request, nth, kind, Verifier::Host))
+        if fault == Some(DriveFault::FlipToHost) {
+            flip(std::slice::from_mut(&mut data));
+        }
+        if let Expect::Guard { .. } = expect {
+            let verified = self.format().verify(&tags, &data, metadata);
+            verified.map_err(|(nth, kind)| self.mismatch(request, nth, kind, Verifier::Host))?;
+        }
+        Ok(data)
     }
 
     fn refused(&self, request: Request, refusal: Refusal) -> DeviceError {
@@ -326,24 +340,29 @@ impl Device for Emulated {
             return at_once(Err(error));
         }
         shared.counters.read(why, blocks);
-        let data = shared.below.read(block, blocks, why);
-        if expect == Expect::Plain || blocks == 0 {
+        let fault = shared.faults.trip(why, Access::Read);
+        let from = match fault {
+            Some(DriveFault::MisdirectRead { from }) if shared.has(from, blocks.into()) => from,
+            _ => block,
+        };
+        let data = shared.below.read(from, blocks, why);
+        if blocks == 0 || expect == Expect::Plain && fault.is_none() {
             return data;
         }
-        let entries = shared.entries.read(block, blocks.into());
+        let entries = shared.entries.read(from, blocks.into());
         let request = Request { block, blocks, why, access: Access::Read };
         Box::pin(async move {
             let data = data.await?;
             let entries = entries.await.map_err(|error| shared.of_entries(request, error))?;
-            let metadata = shared.entries.metadata(block, blocks.into(), &entries);
-            shared.judge(request, expect, &data, &metadata).map(|()| data)
+            let metadata = shared.entries.metadata(from, blocks.into(), &entries);
+            shared.judge(request, expect, fault, data, &metadata)
         })
     }
 
     fn write_protected(
         &self,
         block: u64,
-        data: Bufs,
+        mut data: Bufs,
         why: Purpose,
         protect: Protect,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
@@ -353,16 +372,25 @@ impl Device for Emulated {
             return at_once(Err(error));
         }
         let request = Request { block, blocks: blocks as u32, why, access: Access::Write };
+        let fault = shared.faults.trip(why, Access::Write);
+        if fault == Some(DriveFault::FlipToDrive) {
+            flip(&mut data);
+        }
         let metadata = match shared.decide(block, &data, &protect) {
             Ok(metadata) => metadata,
             Err(refusal) => return at_once(Err(shared.refused(request, refusal))),
         };
         shared.counters.write(why, blocks);
-        let data = shared.below.write(block, data, why);
+        let to = match fault {
+            Some(DriveFault::LoseWrite) => return at_once(Ok(())),
+            Some(DriveFault::MisdirectWrite { to }) if shared.has(to, blocks) => to,
+            _ => block,
+        };
+        let data = shared.below.write(to, data, why);
         let rt = shared.rt.clone();
         // Both halves end, also when one fails: the caller may use the blocks again then.
         Box::pin(finishing(&rt, async move {
-            let stored = shared.entries.store(block, blocks, &metadata).await;
+            let stored = shared.entries.store(to, blocks, &metadata).await;
             data.await?;
             stored.map_err(|error| shared.of_entries(request, error))
         }))

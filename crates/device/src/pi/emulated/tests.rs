@@ -2,6 +2,7 @@
 
 mod crashes;
 mod damage;
+mod drive;
 
 use copyhold_runtime::{Runtime, SeededRuntime};
 use futures_util::future::join_all;
