@@ -12,7 +12,7 @@ const BLOCKS: usize = 4096;
 const ROUNDS: usize = 50;
 
 fn main() {
-    let data: Vec<u8> = (0..BLOCKS * BLOCK_BYTES).map(|n| (n * 31 >> 3) as u8).collect();
+    let data: Vec<u8> = (0..BLOCKS * BLOCK_BYTES).map(|n| ((n * 31) >> 3) as u8).collect();
     for guard in Guard::ALL {
         let seconds = (0..ROUNDS).map(|_| seconds(guard, &data)).fold(f64::MAX, f64::min);
         let (speed, each) = (data.len() as f64 / seconds / 1e9, seconds / BLOCKS as f64 * 1e6);

@@ -195,7 +195,7 @@ mod tests {
     }
 
     fn content(format: &Format, blocks: usize) -> Vec<u8> {
-        (0..blocks * format.data_bytes()).map(|n| (n * 7 >> 4) as u8).collect()
+        (0..blocks * format.data_bytes()).map(|n| ((n * 7) >> 4) as u8).collect()
     }
 
     fn tags(format: &Format) -> Tags {
