@@ -43,7 +43,7 @@ pub enum DeviceError {
     Namespace {
         name: String,
         #[source]
-        problem: HeaderProblem,
+        problem: Box<HeaderProblem>,
     },
     #[error("{name}: writing {blocks} blocks at {block} for {why:?} failed: {source}")]
     Write {
@@ -101,6 +101,9 @@ pub enum DeviceError {
     #[error("the pool has no device {}", .0.0)]
     Missing(DeviceId),
 }
+
+/// Each future of a request has room for one.
+const _: () = assert!(size_of::<DeviceError>() <= 56);
 
 impl DeviceError {
     /// Of a read of these blocks that the system has answered like this.

@@ -31,7 +31,7 @@ use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Purpose};
 use super::command::{Command, Refusal, Status};
 use super::entries::Entries;
 use super::faults::{DriveFault, Faults, flip};
-use super::header::Header;
+use super::header::{Header, HeaderProblem};
 use super::layout::{HEADERS, Layout};
 use super::{Checks, Format, Kind, Tags};
 use crate::error::check_bounds;
@@ -77,7 +77,7 @@ impl Emulated {
         identity[..8].copy_from_slice(&rt.random().to_le_bytes());
         identity[8..].copy_from_slice(&rt.random().to_le_bytes());
         let header = Header::new(identity, format, blocks);
-        let header = header.map_err(|problem| DeviceError::Namespace { name, problem })?;
+        let header = header.map_err(|problem| unusable(name, problem))?;
 
         // A crash leaves no header of an older namespace over entries of this one.
         let at = blocks - HEADERS;
@@ -108,7 +108,7 @@ impl Emulated {
         });
         match usable {
             Ok(header) => Ok(Some(Emulated::over(rt, below, header))),
-            Err(problem) => Err(DeviceError::Namespace { name, problem }),
+            Err(problem) => Err(unusable(name, problem)),
         }
     }
 
@@ -142,6 +142,10 @@ impl Emulated {
         let entry = self.shared.layout.entry(block);
         (entry.block, entry.range())
     }
+}
+
+fn unusable(name: String, problem: HeaderProblem) -> DeviceError {
+    DeviceError::Namespace { name, problem: Box::new(problem) }
 }
 
 /// The namespace on `below`, or `below` itself if it has none.
