@@ -208,7 +208,7 @@ mod tests {
         Command { by_device, checks: Checks::all(format), tags: tags(format) }
     }
 
-    /// What the device makes of three blocks.
+    /// Three blocks, and the metadata that the device makes of them.
     fn made(format: &Format) -> (Vec<u8>, Vec<u8>) {
         let data = content(format, 3);
         let sent = vec![0x5a; 3 * format.metadata_bytes()];

@@ -19,9 +19,9 @@
 //! The engine may rely on PIDEV-E1 and PIDEV-E3: it flushes between data that only its tuple
 //! protects and the batch that refers to it (R8), and never writes it in place.
 //!
-//! Cost: a read with protection has one request more. A write has one more for all blocks of entries
-//! that it covers, and two (a read and a write) at each of its ends, which it may share with other
-//! writes. Reads without protection have none.
+//! Cost: a read with protection has one request more. A write has one more for all blocks of
+//! entries that it covers, and two (a read and a write) at each of its ends, which it may share
+//! with other writes. Reads without protection have none.
 
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use super::*;
 const USED: u64 = 600;
 const ROUNDS: u64 = 12;
 
-/// What may be found in a block.
+/// The possible contents of each block.
 #[derive(Default)]
 struct Model {
     /// Births whose writes a flush has covered.
