@@ -95,6 +95,12 @@ impl Format {
         self.guard().of(data, covered)
     }
 
+    /// Whether these are whole blocks, and the metadata of each.
+    pub(super) fn is_whole(&self, data: &[u8], metadata: &[u8]) -> bool {
+        let blocks = data.len() / self.data_bytes();
+        data.len() == blocks * self.data_bytes() && metadata.len() == blocks * self.metadata_bytes()
+    }
+
     /// Blocks of the device in these bytes.
     fn blocks<'d>(&self, data: &[&'d [u8]]) -> impl Iterator<Item = &'d [u8]> {
         data.iter().flat_map(|bytes| bytes.chunks_exact(self.data_bytes()))
@@ -141,6 +147,9 @@ impl Command {
         metadata: &[u8],
     ) -> Result<(), Refusal> {
         self.check_type(format, first)?;
+        if !format.is_whole(data, metadata) {
+            return Err(Refusal { status: Status::InvalidField, nth: 0 });
+        }
         self.check(format, &[data], metadata)
     }
 
@@ -340,6 +349,8 @@ mod tests {
         }
         assert!(!command(&format("4096+16:64b"), true).transfers_metadata(&format("4096+16:64b")));
         let short = command(&format("4096+16:64b"), false);
+        let answer = short.read(&format("4096+16:64b"), FIRST, &[0; 8192], &[0; 16]);
+        assert_eq!(code(answer), Some((0x002, 0)), "each block has metadata");
         let answer = short.write(&format("4096+16:64b"), FIRST, &[&[0; 8192]], Some(&[0; 16]));
         assert_eq!(code(answer.map(drop)), Some((0x002, 0)));
     }

@@ -112,8 +112,11 @@ impl Format {
         metadata
     }
 
-    /// Verifies blocks whose tags begin with `tags`; else the first bad one, and why.
+    /// Verifies whole blocks whose tags begin with `tags`; else the first bad one, and why.
     pub fn verify(&self, tags: &Tags, data: &[u8], metadata: &[u8]) -> Result<(), (u64, Kind)> {
+        if !self.is_whole(data, metadata) {
+            return Err((0, Kind::Unknown)); // A part without a tuple cannot be verified.
+        }
         let has_storage = self.storage_bits() > 0;
         let checks = Checks { guard: true, app: true, reference: true, storage: has_storage };
         let metadata = metadata.chunks_exact(self.metadata_bytes());
@@ -216,6 +219,22 @@ mod tests {
             let (data, gone) = (vec![0; 4096], vec![0xff; format.entry_bytes()]);
             let tags = Tags::of_birth(&format, 4, Some(5));
             assert_eq!(format.verify(&tags, &data, &gone), Err((0, Kind::Escape)), "{words}");
+        }
+    }
+
+    #[test]
+    fn a_block_without_a_tuple_is_not_verified() {
+        let format = format("4096+16:64b");
+        let tags = Tags::of_birth(&format, 4, Some(5));
+        let data = [1; 2 * 4096];
+        let metadata = format.metadata(&tags, &format.guards(&data));
+        for (data, metadata) in [
+            (&data[..], &metadata[..16]),
+            (&data[..4096 + 8], &metadata[..]),
+            (&data[..4096], &metadata[..]),
+            (&data[..], &metadata[..31]),
+        ] {
+            assert_eq!(format.verify(&tags, data, metadata), Err((0, Kind::Unknown)));
         }
     }
 

@@ -44,8 +44,9 @@ fn tuples(format: &Format, data: &[u8]) {
     tuple.encode(format, &mut again);
     assert_eq!(Tuple::decode(format, &again), tuple);
 
-    let half = data.len() / 2 / 4096 * 4096;
-    let (content, metadata) = data.split_at(half);
+    let blocks = data.len() / (format.data_bytes() + format.metadata_bytes());
+    let (content, rest) = data.split_at(blocks * format.data_bytes());
+    let metadata = &rest[..blocks * format.metadata_bytes()];
     let tags = Tags { app_mask: u16::MAX, ..Tags::of_birth(format, 7, Some(tuple.guard as u32)) };
     let command = Command { by_device: true, checks: Checks::all(format), tags };
     let drive = command.read(format, 7, content, metadata);
@@ -65,7 +66,9 @@ pub(crate) fn protections() -> Vec<Vec<u8>> {
         let command = Command { by_device: true, checks: Checks::NONE, tags };
         let zeros = vec![0; format.entry_bytes()];
         let metadata = command.write(&format, 7, &[&content], Some(&zeros));
-        inputs.push(metadata.expect("a drive makes tuples"));
+        let metadata = metadata.expect("a drive makes tuples");
+        inputs.push([&content[..], &metadata].concat());
+        inputs.push(metadata);
     }
     inputs
 }
