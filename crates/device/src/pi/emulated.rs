@@ -14,7 +14,8 @@
 //! PIDEV-E3  A crash may leave data and tuple of one block apart, each old, new or torn, only if
 //!           no flush began after the completion of the block's last write. Then a read that
 //!           expects protection returns one of the two contents, or a mismatch.
-//! PIDEV-E4  Blocks that were never written, or discarded since, have an escape (ENTRY-T3).
+//! PIDEV-E4  Blocks that were never written have an escape (ENTRY-T3), and so have discarded ones
+//!           if the device below can discard, and has erased their tuples.
 //!
 //! The engine may rely on PIDEV-E1 and PIDEV-E3: it flushes between data that only its tuple
 //! protects and the batch that refers to it (R8), and never writes it in place.
@@ -285,7 +286,8 @@ impl Shared {
                 DeviceError::Integrity { name, block, blocks, why, access, kind, by }
             }
             DeviceError::Integrity { .. } => {
-                DeviceError::Write { name, block, blocks, why, source: IoError(libc::EILSEQ) }
+                // The medium of the tuples has failed; the data of this write is not wrong.
+                DeviceError::Write { name, block, blocks, why, source: IoError(libc::EIO) }
             }
             DeviceError::Read { source, .. } if !is_write => {
                 DeviceError::Read { name, block, blocks, why, source }
@@ -416,15 +418,22 @@ impl Device for Emulated {
         shared.counters.discard(blocks);
         let rt = shared.rt.clone();
         Box::pin(finishing(&rt, async move {
-            shared.entries.erase(block, blocks).await.map_err(|error| match error {
+            // Tuples that stay do no harm: the content is undefined behind this, and a read finds a
+            // mismatch. On a host without space, only this discard may make some (R32).
+            let erased = shared.entries.erase(block, blocks).await;
+            shared.below.discard(block, blocks).await?;
+            erased.map_err(|error| match error {
                 DeviceError::Read { source, .. }
                 | DeviceError::Write { source, .. }
                 | DeviceError::ThinFull { source, .. } => {
                     DeviceError::Discard { name: shared.name.clone(), block, blocks, source }
                 }
+                DeviceError::Integrity { .. } => {
+                    let (name, source) = (shared.name.clone(), IoError(libc::EIO));
+                    DeviceError::Discard { name, block, blocks, source }
+                }
                 error => error,
-            })?;
-            shared.below.discard(block, blocks).await
+            })
         }))
     }
 

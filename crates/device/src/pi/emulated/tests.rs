@@ -228,6 +228,24 @@ fn a_device_without_tuples_refuses_protection_and_serves_all_else() {
     assert!(matches!(write, Err(DeviceError::Unprotected { .. })));
 }
 
+/// R32: a discard may be the only way to space on a host that copies what is overwritten.
+#[test]
+fn a_discard_that_finds_no_space_for_its_tuples_gives_space_back() {
+    let world = World::new("4096+16:64b", 9);
+    let data = content(3, 8);
+    world.put(16, &data, BIRTH);
+    world.disk.set_host_copies(true);
+    world.disk.set_host_free(Some(0));
+    let refused = world.rt.block_on(world.device.discard(16, 8));
+    assert!(
+        matches!(refused, Err(DeviceError::Discard { block: 16, blocks: 8, .. })),
+        "{refused:?}"
+    );
+    // The space of the data is free again, and takes the tuples.
+    world.rt.block_on(world.device.discard(16, 8)).unwrap();
+    assert_eq!(mismatch(world.read_guarded(16, 8)), (16, Kind::Escape, Verifier::Host));
+}
+
 #[test]
 fn discarded_and_unwritten_blocks_are_escapes_and_their_neighbours_are_not() {
     let world = World::new("4096+16:64b", 1);
