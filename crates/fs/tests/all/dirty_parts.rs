@@ -153,6 +153,19 @@ fn make_durable(world: &World, fs: &Arc<Filesystem>, files: &[NodeId], times: us
     running
 }
 
+/// Makes a block of the file durable: the bytes of data at the device before, and the wait.
+async fn durable_block(
+    world: &World,
+    device: &QueuedDevice,
+    fs: &Arc<Filesystem>,
+    file: NodeId,
+) -> (u64, Duration) {
+    write(fs, file, 0, &pattern(3, 4096)).await;
+    let (ahead, begun) = (device.data_bytes(), world.rt.now());
+    fs.fsync(file, false).await.unwrap();
+    (ahead, Duration::from_nanos(world.rt.now() - begun))
+}
+
 /// FLIGHT-L4: callers of a tenant make large files durable, and another one makes a block durable
 /// now and then. Both go on, and the second one waits for few bytes of the first one.
 #[test]
@@ -167,10 +180,7 @@ fn an_fsync_waits_for_few_bytes_that_others_make_durable() {
         let running = make_durable(&world, &fs, &files, 8);
         let mut waits = Vec::new();
         while Arc::strong_count(&running) > 1 {
-            write(&fs, file, 0, &pattern(3, 4096)).await;
-            let (ahead, begun) = (device.data_bytes(), world.rt.now());
-            fs.fsync(file, false).await.unwrap();
-            waits.push((ahead, Duration::from_nanos(world.rt.now() - begun)));
+            waits.push(durable_block(&world, &device, &fs, file).await);
             world.rt.sleep(Duration::from_millis(10)).await;
         }
         let (first, later) = waits.split_first().unwrap();
@@ -198,10 +208,7 @@ fn an_fsync_waits_for_few_bytes_that_others_write_back() {
         let mut waits = Vec::new();
         while futures_util::poll!(&mut flooding).is_pending() {
             world.rt.sleep(Duration::from_millis(10)).await;
-            write(&fs, file, 0, &pattern(3, 4096)).await;
-            let (ahead, begun) = (device.data_bytes(), world.rt.now());
-            fs.fsync(file, false).await.unwrap();
-            waits.push((ahead, Duration::from_nanos(world.rt.now() - begun)));
+            waits.push(durable_block(&world, &device, &fs, file).await);
         }
         let (first, later) = waits.split_first().unwrap();
         assert!(first.0 <= ALONE && later.len() > 20, "{waits:?}");
