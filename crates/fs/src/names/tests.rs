@@ -71,6 +71,36 @@ fn text(name: u8) -> Vec<u8> {
     vec![name; 1 + usize::from(name) % 40 + if name == 9 { 214 } else { 0 }]
 }
 
+#[test]
+fn names_that_were_removed_to_make_room_return_and_others_are_new() {
+    let world = World::new(1, 100);
+    let returned = || world.names.totals()[NameEvent::Returned];
+    for name in 0..200 {
+        world.insert((0, name));
+    }
+    assert_eq!(returned(), 0, "all were new");
+    let gone: Vec<Name> = (0..200).map(|name| (0, name)).filter(|of| !world.hits(*of)).collect();
+    assert!(gone.len() >= 10, "{}", gone.len());
+    for name in &gone[..10] {
+        world.insert(*name);
+    }
+    assert_eq!(returned(), 10);
+    let last = gone[9];
+    assert!(world.hits(last));
+    world.remove(last);
+    world.insert(last);
+    assert_eq!(returned(), 10, "a file had the name meanwhile");
+    world.verify();
+}
+
+#[test]
+fn the_setting_is_that_of_the_operator_also_where_memory_leaves_less() {
+    let world = World::new(1, 100);
+    world.names.set_limit(u64::MAX >> 8);
+    assert_eq!(world.names.setting(), u64::MAX >> 8);
+    assert!((1..world.names.setting()).contains(&world.names.limit()));
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Ask(Name),
