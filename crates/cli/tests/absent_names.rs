@@ -29,6 +29,17 @@ fn live(of: &Value) -> u64 {
     count(of, "created") - ended.iter().sum::<u64>()
 }
 
+/// NAMES-N2 holds for each subvolume: figures of a moment in which no name is removed.
+fn that_add_up(site: &Site) -> Value {
+    let mut shown = Value::Null;
+    wait_until(|| {
+        shown = names(site);
+        let mut rows = shown["subvolumes"].as_array().unwrap().iter();
+        rows.all(|row| json!(live(row)) == row["live"])
+    });
+    shown
+}
+
 /// NAMES-N5 and NAMES-N6: the most names that there are with a limit.
 fn most(limit: u64) -> u64 {
     limit + (limit / 128).max(256) + 16 * 32
@@ -46,13 +57,10 @@ fn a_rogue_that_looks_up_random_names_is_bounded_and_its_names_add_up() {
     for number in 0..5 * LIMIT {
         assert!(fs::metadata(site.path(&format!("a/no-such-name-{number:012}"))).is_err());
     }
-    let shown = names(&site);
-    assert!(shown["live"].as_u64().unwrap() <= most(LIMIT), "NAMES-N5: {shown}");
+    assert!(names(&site)["live"].as_u64().unwrap() <= most(LIMIT), "NAMES-N5");
+    let shown = that_add_up(&site);
     let subvolumes = shown["subvolumes"].as_array().unwrap();
     let of = |path: &str| subvolumes.iter().find(|row| row["path"] == path).unwrap();
-    for row in subvolumes {
-        assert_eq!(json!(live(row)), row["live"], "NAMES-N2: {row}");
-    }
     // Each look-up made an entry, however fast the kernel forgot the others.
     assert_eq!(count(of("a"), "created"), 5 * LIMIT, "{shown}");
     // The thread would wait for 256 times 50 ms before.
@@ -109,14 +117,21 @@ fn many_threads_in_one_directory_are_held_back() {
             fs::remove_file(site.path("b/file")).unwrap();
         }
     });
-    let shown = names(&site);
-    assert!(shown["live"].as_u64().unwrap() <= most(LIMIT), "NAMES-N5: {shown}");
+    assert!(names(&site)["live"].as_u64().unwrap() <= most(LIMIT), "NAMES-N5");
+    let shown = that_add_up(&site);
     let subvolumes = shown["subvolumes"].as_array().unwrap();
     let of = |path: &str| subvolumes.iter().find(|row| row["path"] == path).unwrap();
     assert_eq!(count(of("b"), "delayed"), 0, "{shown}");
     assert_eq!(count(of("a"), "created"), 4 * LIMIT, "{shown}");
-    assert_eq!(json!(live(of("a"))), of("a")["live"], "NAMES-N2: {shown}");
     site.checked();
+}
+
+struct Raises<'a>(&'a AtomicBool);
+
+impl Drop for Raises<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// PRUNE-P3: the thread of the notification may come behind the creation. With a few mounts this
@@ -133,10 +148,13 @@ fn a_mount_on_a_name_that_the_kernel_is_forgetting_stays() {
             threads.spawn(|| {
                 while !ends.load(Ordering::Relaxed) {
                     let number = next.fetch_add(1, Ordering::Relaxed);
-                    assert!(fs::metadata(path(number)).is_err());
+                    // If this is late, the directory is there.
+                    let _absent = fs::metadata(path(number));
                 }
             });
         }
+        // Also if an assertion fails.
+        let _ends = Raises(&ends);
         let outer = fs::metadata(site.mnt()).unwrap().dev();
         for number in 0..MOUNTS {
             // About as old as those that are being forgotten.
@@ -155,7 +173,6 @@ fn a_mount_on_a_name_that_the_kernel_is_forgetting_stays() {
             unmount(&at, UnmountFlags::DETACH).unwrap();
             fs::remove_dir(&at).unwrap();
         }
-        ends.store(true, Ordering::Relaxed);
     });
     let shown = names(&site);
     assert!(count(&shown, "pruned") + count(&shown, "forced") > 0, "{shown}");
@@ -199,13 +216,10 @@ fn names_are_bounded_on_a_mount_that_is_read_only_and_none_is_left_after_it() {
     let shown = names(&site);
     assert_eq!((&shown["live"], &shown["subvolumes"]), (&json!(0), &json!([])), "{shown}");
     fill(0..4 * LIMIT);
-    let shown = names(&site);
-    let row = &shown["subvolumes"][0];
-    assert!(shown["live"].as_u64().unwrap() <= most(LIMIT), "NAMES-N5: {shown}");
-    assert_eq!((count(row, "created"), json!(live(row))), (4 * LIMIT, row["live"].clone()));
+    assert!(names(&site)["live"].as_u64().unwrap() <= most(LIMIT), "NAMES-N5");
+    assert_eq!(count(&that_add_up(&site)["subvolumes"][0], "created"), 4 * LIMIT);
     site.done(&["names", "drop", &site.at("a")]);
-    // Those that the kernel was forgetting end by themselves.
-    wait_until(|| names(&site)["live"] == 0);
+    assert_eq!(names(&site)["live"], 0);
     fill(0..10);
     site.unmount();
     site.mount(&[]);

@@ -206,6 +206,11 @@ impl AbsentNames {
         self.shards.iter().map(|shard| shard.0.lock().len() as u64).sum()
     }
 
+    /// The entries of one tenant.
+    pub fn live_of(&self, owner: &MemoryOwner) -> u64 {
+        self.shards.iter().map(|shard| shard.0.lock().len_of(owner.slot()) as u64).sum()
+    }
+
     fn key<'a>(dir: Directory<'_>, name: &'a [u8]) -> (usize, Key<'a>) {
         let node = dir.node.raw();
         // Keyed by a secret of the subvolume, so no tenant chooses its bucket.

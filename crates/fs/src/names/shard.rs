@@ -220,6 +220,11 @@ impl Shard {
         self.slab.count()
     }
 
+    pub(super) fn len_of(&self, slot: Slot) -> usize {
+        let tenant = self.tenants.get(slot.0 as usize).and_then(Option::as_ref);
+        tenant.map_or(0, |tenant| tenant.entries)
+    }
+
     /// Whether it has as many entries as a [`Head`] can name.
     pub(super) fn is_full(&self) -> bool {
         self.len() >= Head::FIRST as usize

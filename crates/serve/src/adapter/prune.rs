@@ -79,6 +79,8 @@ const HOLD: u32 = 50;
 const STUCK: Duration = Duration::from_millis(3);
 /// The longest wait of a look-up for a name in flight.
 const LOOK_UP_WAIT: Duration = Duration::from_millis(100);
+/// The longest wait for names that other threads have picked, in looks without another name.
+const OTHERS_WAIT: u32 = 1000;
 
 /// The names of which the kernel is being notified.
 #[derive(Default)]
@@ -265,7 +267,7 @@ impl Pruner {
         let (listener, told) = (done.listen(), Told(done));
         spawn("prune-all", move || {
             let _told = told;
-            let _ended = worker.forget_all(of);
+            let _ended = worker.forget_all(of, || thread::sleep(LOOK));
         });
         listener.await;
     }
@@ -354,19 +356,26 @@ impl Worker {
         }
     }
 
-    fn forget_all(&self, of: SubvolId) -> Result<(), Ended> {
+    /// Other threads may put names back that they have picked: the end is behind that.
+    fn forget_all(&self, of: SubvolId, mut wait: impl FnMut()) -> Result<(), Ended> {
         let fs = self.fs.upgrade().ok_or(Ended)?;
-        let Some(subvol) = fs.volumes().subvol(of) else { return Ok(()) };
-        let most = fs.names().live().div_ceil(STEP as u64);
-        // Each at most twice: some expire first.
-        for _ in 0..2 * most + 2 {
-            let victims = fs.names().pick_all(subvol.owner(), STEP);
+        let (names, subvol) = (fs.names(), fs.volumes().subvol(of));
+        let Some(subvol) = subvol else { return Ok(()) };
+        let live = || names.live_of(subvol.owner()) as usize;
+        // Each twice, since look-ups spare some, and a few new ones: a program may add names for
+        // ever.
+        let (mut left, mut waits) = (2 * live() + STEP, 0);
+        while left > 0 && waits < OTHERS_WAIT && live() > 0 {
+            let victims = names.pick_all(subvol.owner(), STEP);
             if victims.is_empty() {
-                break;
+                waits += 1;
+                wait();
+                continue;
             }
+            (left, waits) = (left.saturating_sub(victims.len()), 0);
             for victim in &victims {
                 let flight = self.flights.begin_next(victim);
-                self.forget(fs.names(), victim, NameEvent::Dropped, flight)?;
+                self.forget(names, victim, NameEvent::Dropped, flight)?;
             }
         }
         Ok(())

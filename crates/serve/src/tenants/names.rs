@@ -36,6 +36,5 @@ pub(super) fn set(fs: &Filesystem, limit: NamesLimit) -> NamesTotals {
 
 /// The names that a subvolume has.
 pub(super) fn live(fs: &Filesystem, of: SubvolId) -> u64 {
-    let figures = fs.names().figures();
-    figures.iter().find(|figures| figures.subvol == of).map_or(0, |figures| figures.live)
+    fs.volumes().subvol(of).map_or(0, |subvol| fs.names().live_of(subvol.owner()))
 }

@@ -99,7 +99,8 @@ impl World {
         thread::scope(|threads| {
             let (land, ends) = channel();
             *self.gate.ends.lock() = Some(ends);
-            let pruning = threads.spawn(move || worker.forget_all(SubvolId::ROOT));
+            let pruning =
+                threads.spawn(move || worker.forget_all(SubvolId::ROOT, || thread::sleep(LOOK)));
             self.await_flight();
             let done = work(&|| land.send(()).expect("it waits"));
             // Each later flight lands at once.
@@ -186,7 +187,8 @@ fn a_thread_ends_at_the_first_name_when_the_connection_has_ended() {
         world.fill(400, 0..398);
         *world.gate.error.lock() = Some(error);
         let worker = world.worker();
-        let ends = [worker.prune(), worker.force(), worker.forget_all(SubvolId::ROOT)];
+        let all = worker.forget_all(SubvolId::ROOT, || panic!("it does not wait"));
+        let ends = [worker.prune(), worker.force(), all];
         assert!(ends.iter().all(Result::is_err), "{error:?}");
         assert_eq!(world.gate.names.load(Ordering::Relaxed), 3, "{error:?}");
         assert!(!world.adapter.pruner.flights.any(|_| true), "a name stays in flight");
@@ -380,6 +382,25 @@ fn one_flight_at_a_time_is_in_a_directory() {
     assert!(flights.begin(&victims[1]).is_some());
     victims.iter().for_each(|victim| world.fs.names().put_back(victim));
     drop(victims);
+    world.end();
+}
+
+#[test]
+fn all_names_are_forgotten_although_another_thread_has_picked_some() {
+    let world = World::new();
+    world.fill(400, 0..10);
+    let owner = world.fs.volumes().subvol(SubvolId::ROOT).expect("it is there").owner().clone();
+    let names = world.fs.names();
+    let mut picked = Some(names.pick_all(&owner, 3));
+    let put_back = || picked.take().into_iter().flatten().for_each(|of| names.put_back(&of));
+    assert!(world.worker().forget_all(SubvolId::ROOT, put_back).is_ok());
+    assert_eq!((names.live(), names.totals()[NameEvent::Dropped]), (0, 10));
+    // One that no thread puts back.
+    world.fill(400, 0..1);
+    let _picked = names.pick_all(&owner, 1);
+    let mut waits = 0;
+    assert!(world.worker().forget_all(SubvolId::ROOT, || waits += 1).is_ok());
+    assert_eq!((names.live(), waits), (1, OTHERS_WAIT));
     world.end();
 }
 
