@@ -26,7 +26,8 @@ pub use self::open::OpenMode;
 use self::open::{Locked, Opened, io_error};
 pub use self::signature::probe_signature;
 use crate::error::check_bounds;
-use crate::{Counters, Device, DeviceError, Geometry, IoError, at_once};
+use crate::pi::Format;
+use crate::{Counters, Device, DeviceError, Expect, Geometry, IoError, Protect, at_once};
 
 /// Blocks of one write of [`FileDevice::preallocate`], and how many are in flight.
 const PREALLOCATE_BLOCKS: u64 = 256;
@@ -192,13 +193,23 @@ impl Device for FileDevice {
         }
     }
 
-    fn read(
+    fn protection(&self) -> Option<Format> {
+        None
+    }
+
+    fn identity(&self) -> Option<[u8; 16]> {
+        None
+    }
+
+    fn read_expecting(
         &self,
         block: u64,
         blocks: u32,
         why: Purpose,
+        expect: Expect,
     ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
-        if let Err(error) = self.check(block, blocks.into()) {
+        let plain = expect.check_plain(&self.shared.name);
+        if let Err(error) = plain.and_then(|()| self.check(block, blocks.into())) {
             return at_once(Err(error));
         }
         let shared = self.shared.clone();
@@ -225,14 +236,16 @@ impl Device for FileDevice {
         })
     }
 
-    fn write(
+    fn write_protected(
         &self,
         block: u64,
         data: Bufs,
         why: Purpose,
+        protect: Protect,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
         let blocks = data.iter().map(|buf| buf.blocks() as u64).sum();
-        if let Err(error) = self.check(block, blocks) {
+        let plain = protect.check_plain(&self.shared.name);
+        if let Err(error) = plain.and_then(|()| self.check(block, blocks)) {
             return at_once(Err(error));
         }
         let shared = self.shared.clone();

@@ -38,61 +38,60 @@ pub struct Geometry {
 
 /// Block numbers are from the start of the device. A request that reaches past the end is refused
 /// with [`DeviceError::OutOfBounds`]; requests in flight at the same time have no order.
+///
+/// A device on top of another forwards protection with each request: the methods that carry it
+/// have no default, so that none is lost on the way.
 pub trait Device: Send + Sync {
     fn id(&self) -> DeviceId;
 
     fn geometry(&self) -> Geometry;
 
-    /// Reads `blocks` blocks.
-    fn read(
-        &self,
-        block: u64,
-        blocks: u32,
-        why: Purpose,
-    ) -> BoxFuture<'static, Result<Buf, DeviceError>>;
-
-    /// Writes `data`, buffer behind buffer, starting at `block`: one request, as far as the system
-    /// allows. On an error any part may have been written.
-    fn write(
-        &self,
-        block: u64,
-        data: Bufs,
-        why: Purpose,
-    ) -> BoxFuture<'static, Result<(), DeviceError>>;
-
     /// The format of the protection information that each block carries, if it does.
-    fn protection(&self) -> Option<pi::Format> {
-        None
-    }
+    fn protection(&self) -> Option<pi::Format>;
 
-    /// As [`Self::read`], of blocks that are as `expect` says, or else
-    /// [`DeviceError::Integrity`]. [`DeviceError::Unprotected`] without [`Self::protection`].
+    /// A number that a namespace with protection information has from its creation to its end, if
+    /// it has one.
+    fn identity(&self) -> Option<[u8; 16]>;
+
+    /// Reads `blocks` blocks that are as `expect` says, or else [`DeviceError::Integrity`].
+    /// [`DeviceError::Unprotected`] without [`Self::protection`], unless nothing is expected.
     fn read_expecting(
         &self,
         block: u64,
         blocks: u32,
         why: Purpose,
         expect: Expect,
-    ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
-        match expect {
-            Expect::Plain => self.read(block, blocks, why),
-            _ => unprotected(self.geometry().name),
-        }
-    }
+    ) -> BoxFuture<'static, Result<Buf, DeviceError>>;
 
-    /// As [`Self::write`], with protection. If the device finds that the guards do not match the
-    /// data that arrives, nothing is written: [`DeviceError::Integrity`].
+    /// Writes `data`, buffer behind buffer, starting at `block`: one request, as far as the system
+    /// allows. On an error any part may have been written, but if the device finds that the guards
+    /// do not match the data that arrives, nothing is: [`DeviceError::Integrity`].
     fn write_protected(
         &self,
         block: u64,
         data: Bufs,
         why: Purpose,
         protect: Protect,
+    ) -> BoxFuture<'static, Result<(), DeviceError>>;
+
+    /// Reads blocks of which nothing is expected.
+    fn read(
+        &self,
+        block: u64,
+        blocks: u32,
+        why: Purpose,
+    ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
+        self.read_expecting(block, blocks, why, Expect::Plain)
+    }
+
+    /// Writes blocks without protection.
+    fn write(
+        &self,
+        block: u64,
+        data: Bufs,
+        why: Purpose,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
-        match protect {
-            Protect::Plain => self.write(block, data, why),
-            _ => unprotected(self.geometry().name),
-        }
+        self.write_protected(block, data, why, Protect::Plain)
     }
 
     /// Makes all requests durable that completed before the call. After an error, unflushed data
@@ -110,10 +109,6 @@ pub trait Device: Send + Sync {
 
     /// Requests so far, by purpose.
     fn counters(&self) -> &Counters;
-}
-
-fn unprotected<T: Send + 'static>(name: String) -> BoxFuture<'static, Result<T, DeviceError>> {
-    at_once(Err(DeviceError::Unprotected { name }))
 }
 
 /// A future that is an answer already.

@@ -1,5 +1,6 @@
 //! The protection of written blocks, and the expectation of a reader.
 
+use crate::DeviceError;
 use crate::pi::Guards;
 
 /// The protection that a write gives to its blocks.
@@ -25,12 +26,31 @@ pub enum Expect {
     Offload { birth: u32 },
 }
 
+impl Protect {
+    /// For a device that has no protection information.
+    pub(crate) fn check_plain(&self, name: &str) -> Result<(), DeviceError> {
+        check_plain(*self == Protect::Plain, name)
+    }
+}
+
 impl Expect {
+    /// For a device that has no protection information.
+    pub(crate) fn check_plain(self, name: &str) -> Result<(), DeviceError> {
+        check_plain(self == Expect::Plain, name)
+    }
+
     /// The birth that the tags have, where they count.
     pub fn birth(self) -> Option<u32> {
         match self {
             Expect::Plain => None,
             Expect::Guard { birth } | Expect::Offload { birth } => Some(birth),
         }
+    }
+}
+
+fn check_plain(is_plain: bool, name: &str) -> Result<(), DeviceError> {
+    match is_plain {
+        true => Ok(()),
+        false => Err(DeviceError::Unprotected { name: name.into() }),
     }
 }

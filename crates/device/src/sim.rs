@@ -41,7 +41,8 @@ pub use self::fault::{Fault, FaultRates, Lasting, Trigger};
 pub use self::image::{SECTOR_BYTES, SimImage};
 use self::state::{DiskState, RequestId};
 use crate::error::check_bounds;
-use crate::{Counters, Device, DeviceError, Geometry, IoError};
+use crate::pi::Format;
+use crate::{Counters, Device, DeviceError, Expect, Geometry, IoError, Protect};
 
 /// How a simulated device behaves.
 #[derive(Clone, Debug)]
@@ -310,13 +311,23 @@ impl Device for SimDevice {
         }
     }
 
-    fn read(
+    fn protection(&self) -> Option<Format> {
+        None
+    }
+
+    fn identity(&self) -> Option<[u8; 16]> {
+        None
+    }
+
+    fn read_expecting(
         &self,
         block: u64,
         blocks: u32,
         why: Purpose,
+        expect: Expect,
     ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
-        if let Err(error) = self.check(block, blocks.into()) {
+        let plain = expect.check_plain(&self.shared.name);
+        if let Err(error) = plain.and_then(|()| self.check(block, blocks.into())) {
             return Box::pin(async { Err(error) });
         }
         self.shared.counters.read(why, blocks);
@@ -334,14 +345,16 @@ impl Device for SimDevice {
         })
     }
 
-    fn write(
+    fn write_protected(
         &self,
         block: u64,
         data: Bufs,
         why: Purpose,
+        protect: Protect,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
         let blocks = data.iter().map(|buf| buf.blocks() as u64).sum();
-        if let Err(error) = self.check(block, blocks) {
+        let plain = protect.check_plain(&self.shared.name);
+        if let Err(error) = plain.and_then(|()| self.check(block, blocks)) {
             return Box::pin(async { Err(error) });
         }
         self.shared.counters.write(why, blocks);

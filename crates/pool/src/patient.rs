@@ -22,7 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-use copyhold_device::{Counters, Device, DeviceError, DynDevice, Geometry};
+use copyhold_device::pi::Format;
+use copyhold_device::{Counters, Device, DeviceError, DynDevice, Expect, Geometry, Protect};
 use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{Buf, Bufs, DeviceId, Nanos, Purpose};
@@ -152,23 +153,33 @@ impl Device for Patient {
         self.below.geometry()
     }
 
-    fn read(
+    fn protection(&self) -> Option<Format> {
+        self.below.protection()
+    }
+
+    fn identity(&self) -> Option<[u8; 16]> {
+        self.below.identity()
+    }
+
+    fn read_expecting(
         &self,
         block: u64,
         blocks: u32,
         why: Purpose,
+        expect: Expect,
     ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
-        self.below.read(block, blocks, why)
+        self.below.read_expecting(block, blocks, why, expect)
     }
 
-    fn write(
+    fn write_protected(
         &self,
         block: u64,
         data: Bufs,
         why: Purpose,
+        protect: Protect,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
         // Begun at the call, as any request.
-        let mut write = self.below.write(block, data.clone(), why);
+        let mut write = self.below.write_protected(block, data.clone(), why, protect.clone());
         let (below, rt) = (self.below.clone(), self.rt.clone());
         let (health, waits) = (self.health.clone(), self.waits.clone());
         let is_hasty = self.hasty == Some(why);
@@ -199,7 +210,7 @@ impl Device for Patient {
                 if health.check().is_err() {
                     return Err(error); // PATIENT-W2
                 }
-                write = below.write(block, data.clone(), why);
+                write = below.write_protected(block, data.clone(), why, protect.clone());
             }
         })
     }
@@ -218,5 +229,65 @@ impl Device for Patient {
 
     fn counters(&self) -> &Counters {
         self.below.counters()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use copyhold_device::pi::Emulated;
+    use copyhold_device::{SimDevice, Verifier};
+    use copyhold_runtime::{Runtime, SeededRuntime};
+    use copyhold_types::BLOCK_BYTES;
+
+    use super::*;
+
+    const FORMAT: &str = "4096+16:64b";
+
+    fn world() -> (Arc<SeededRuntime>, Arc<SimDevice>, Arc<Patient>) {
+        let rt = SeededRuntime::new(1);
+        let disk = SimDevice::new(rt.clone() as Rt, DeviceId(0), 100, 1);
+        let made = Emulated::create(rt.clone(), disk.clone(), FORMAT.parse().unwrap());
+        let namespace = rt.block_on(made).unwrap();
+        let patient = Patient::new(namespace, rt.clone(), Arc::default(), &Limits::default());
+        patient.begin();
+        (rt, disk, patient)
+    }
+
+    fn guarded(data: &[u8]) -> Protect {
+        let format: Format = FORMAT.parse().unwrap();
+        Protect::Guard { birth: 7, guards: format.guards(data) }
+    }
+
+    #[test]
+    fn a_write_that_waits_for_space_keeps_its_protection() {
+        let (rt, disk, patient) = world();
+        assert_eq!(patient.protection(), FORMAT.parse().ok());
+        assert!(patient.identity().is_some());
+        let data = Buf::from_bytes(&[9; BLOCK_BYTES]);
+        disk.set_host_free(Some(0));
+        let protect = guarded(&data);
+        let write = patient.write_protected(5, data.clone().into(), Purpose::Data, protect);
+        rt.spawn(Box::pin(async move { write.await.expect("there is space again") }));
+        rt.block_on(rt.sleep(10 * RETRY));
+        assert!(patient.writes_wait());
+        disk.set_host_free(None);
+        rt.block_on(rt.sleep(2 * RETRY));
+        assert!(!patient.writes_wait());
+        let read = patient.read_expecting(5, 1, Purpose::Data, Expect::Guard { birth: 7 });
+        assert!(*rt.block_on(read).unwrap() == *data);
+        let read = patient.read_expecting(5, 1, Purpose::Data, Expect::Guard { birth: 8 });
+        assert!(matches!(rt.block_on(read), Err(DeviceError::Integrity { .. })));
+    }
+
+    #[test]
+    fn a_guard_that_the_device_refuses_is_reported_at_once() {
+        let (rt, _, patient) = world();
+        let since = rt.now();
+        let protect = guarded(&[1; BLOCK_BYTES]);
+        let write = patient.write_protected(5, Buf::zeroed(1).into(), Purpose::Data, protect);
+        let refused = rt.block_on(write).expect_err("the data has another guard");
+        let by = Verifier::Device;
+        assert!(matches!(refused, DeviceError::Integrity { by: found, .. } if found == by));
+        assert!(rt.now() - since < RETRY.as_nanos() as u64 && !patient.writes_wait());
     }
 }

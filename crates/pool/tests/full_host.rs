@@ -8,8 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
+use copyhold_device::pi::Format;
 use copyhold_device::sim::{Fault, SimConfig, SimDevice, SimImage, Trigger};
-use copyhold_device::{Counters, Device, DeviceError, DynDevice, Geometry, IoError};
+use copyhold_device::{
+    Counters, Device, DeviceError, DynDevice, Expect, Geometry, IoError, Protect,
+};
 use copyhold_pool::{CreateOptions, LaneClass, OpenOptions, Pool, PoolError, Tier, Transaction};
 use copyhold_runtime::{BoxFuture, Rt, Runtime, SeededRuntime};
 use copyhold_types::{Buf, Bufs, DeviceId, Key, Kind, Purpose, TableId};
@@ -149,22 +152,32 @@ impl Device for Thin {
         self.0.geometry()
     }
 
-    fn read(
+    fn protection(&self) -> Option<Format> {
+        self.0.protection()
+    }
+
+    fn identity(&self) -> Option<[u8; 16]> {
+        self.0.identity()
+    }
+
+    fn read_expecting(
         &self,
         block: u64,
         blocks: u32,
         why: Purpose,
+        expect: Expect,
     ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
-        self.0.read(block, blocks, why)
+        self.0.read_expecting(block, blocks, why, expect)
     }
 
-    fn write(
+    fn write_protected(
         &self,
         block: u64,
         data: Bufs,
         why: Purpose,
+        protect: Protect,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
-        let write = self.0.write(block, data, why);
+        let write = self.0.write_protected(block, data, why, protect);
         Box::pin(async move {
             write.await.map_err(|error| match error {
                 DeviceError::Write { name, block, blocks, why, source: IoError(ENOSPC) } => {

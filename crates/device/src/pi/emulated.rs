@@ -312,26 +312,12 @@ impl Device for Emulated {
         Geometry { blocks: self.shared.layout.data_blocks, ..self.shared.below.geometry() }
     }
 
-    fn read(
-        &self,
-        block: u64,
-        blocks: u32,
-        why: Purpose,
-    ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
-        self.read_expecting(block, blocks, why, Expect::Plain)
-    }
-
-    fn write(
-        &self,
-        block: u64,
-        data: Bufs,
-        why: Purpose,
-    ) -> BoxFuture<'static, Result<(), DeviceError>> {
-        self.write_protected(block, data, why, Protect::Plain)
-    }
-
     fn protection(&self) -> Option<Format> {
         Some(*self.shared.format())
+    }
+
+    fn identity(&self) -> Option<[u8; 16]> {
+        Some(self.shared.header.identity)
     }
 
     fn read_expecting(

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_lock::{Semaphore, SemaphoreGuard};
+use copyhold_device::pi::Format;
 use copyhold_device::sim::{Lasting, SimDevice, SimImage};
-use copyhold_device::{Counters, Device, DeviceError, DynDevice, Geometry};
+use copyhold_device::{Counters, Device, DeviceError, DynDevice, Expect, Geometry, Protect};
 use copyhold_pool::{
     Cached, CreateOptions, KeptNodes, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier,
     Transaction,
@@ -154,28 +155,38 @@ impl Device for Slow {
         self.disk.geometry()
     }
 
-    fn read(
+    fn protection(&self) -> Option<Format> {
+        self.disk.protection()
+    }
+
+    fn identity(&self) -> Option<[u8; 16]> {
+        self.disk.identity()
+    }
+
+    fn read_expecting(
         &self,
         block: u64,
         blocks: u32,
         why: Purpose,
+        expect: Expect,
     ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
-        self.disk.read(block, blocks, why)
+        self.disk.read_expecting(block, blocks, why, expect)
     }
 
-    fn write(
+    fn write_protected(
         &self,
         block: u64,
         data: Bufs,
         why: Purpose,
+        protect: Protect,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
         let (disk, gate) = (self.disk.clone(), self.gate.clone());
         if !(self.holds)(why) {
-            return disk.write(block, data, why);
+            return disk.write_protected(block, data, why, protect);
         }
         Box::pin(async move {
             gate.acquire().await.forget();
-            disk.write(block, data, why).await
+            disk.write_protected(block, data, why, protect).await
         })
     }
 

@@ -19,8 +19,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
+use copyhold_device::pi::Format;
 use copyhold_device::sim::SimImage;
-use copyhold_device::{Counters, Device, DeviceError, DynDevice, Geometry};
+use copyhold_device::{Counters, Device, DeviceError, DynDevice, Expect, Geometry, Protect};
 use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Purpose};
 use parking_lot::Mutex;
@@ -214,20 +215,30 @@ impl Device for Recorder {
         self.disk.geometry()
     }
 
-    fn read(
+    fn protection(&self) -> Option<Format> {
+        self.disk.protection()
+    }
+
+    fn identity(&self) -> Option<[u8; 16]> {
+        self.disk.identity()
+    }
+
+    fn read_expecting(
         &self,
         block: u64,
         blocks: u32,
         why: Purpose,
+        expect: Expect,
     ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
-        self.disk.read(block, blocks, why)
+        self.disk.read_expecting(block, blocks, why, expect)
     }
 
-    fn write(
+    fn write_protected(
         &self,
         block: u64,
         data: Bufs,
         why: Purpose,
+        protect: Protect,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
         let blocks = data.iter().flat_map(|buf| buf.chunks_exact(BLOCK_BYTES));
         let contents = blocks.map(|bytes| {
@@ -235,7 +246,8 @@ impl Device for Recorder {
             Content::of(Some(Arc::new(bytes)))
         });
         let request = self.change((block..).zip(contents).collect());
-        self.until_done(request, self.disk.write(block, data, why), self.pace.delay(why))
+        let write = self.disk.write_protected(block, data, why, protect);
+        self.until_done(request, write, self.pace.delay(why))
     }
 
     fn flush(&self) -> BoxFuture<'static, Result<(), DeviceError>> {

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use copyhold_device::pi::Format;
 use copyhold_device::sim::SimDevice;
-use copyhold_device::{Counters, Device, DeviceError, Geometry};
+use copyhold_device::{Counters, Device, DeviceError, Expect, Geometry, Protect};
 use copyhold_runtime::{BoxFuture, FifoMutex, Rt};
 use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Purpose};
 
@@ -66,23 +67,34 @@ impl Device for QueuedDevice {
         self.device.geometry()
     }
 
-    fn read(
+    fn protection(&self) -> Option<Format> {
+        self.device.protection()
+    }
+
+    fn identity(&self) -> Option<[u8; 16]> {
+        self.device.identity()
+    }
+
+    fn read_expecting(
         &self,
         block: u64,
         blocks: u32,
         why: Purpose,
+        expect: Expect,
     ) -> BoxFuture<'static, Result<Buf, DeviceError>> {
-        self.serve(blocks as usize, self.device.read(block, blocks, why))
+        self.serve(blocks as usize, self.device.read_expecting(block, blocks, why, expect))
     }
 
-    fn write(
+    fn write_protected(
         &self,
         block: u64,
         data: Bufs,
         why: Purpose,
+        protect: Protect,
     ) -> BoxFuture<'static, Result<(), DeviceError>> {
         let blocks = data.iter().map(Buf::blocks).sum();
-        let served = self.serve(blocks, self.device.write(block, data, why));
+        let written = self.device.write_protected(block, data, why, protect);
+        let served = self.serve(blocks, written);
         if why != Purpose::Data {
             return served;
         }
