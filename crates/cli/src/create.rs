@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use copyhold::{CreateOptions, Pool};
+use copyhold::{CreateOptions, Pool, ProtectionFormat};
 use copyhold_serve::describe;
 use serde_json::json;
 
@@ -31,8 +31,10 @@ pub(crate) enum Preallocate {
     copyhold create /srv/pool.img --size 10G\n  \
     copyhold create /dev/nvme1n1                     the whole device\n  \
     copyhold create /dev/sdb --force                 although it holds something else\n  \
-    copyhold create db.img --size 9G --preallocate written\n\n\
-    The last one takes all its room now: no write fails for want of room on the host.")]
+    copyhold create db.img --size 9G --preallocate written\n  \
+    copyhold create /srv/pool.img --size 10G --pi 4096+16:64b\n\n\
+    With `--preallocate written` the pool takes all its room now: no write fails for want of room \
+    on the host. With --pi the size is that of the file, and the pool is smaller by the tuples.")]
 pub(crate) struct Create {
     /// A file, which is created if it does not exist, or a block device
     pool: PathBuf,
@@ -48,6 +50,10 @@ pub(crate) struct Create {
     /// A name for the pool, up to 64 bytes
     #[arg(long, short = 'L', value_name = "NAME")]
     label: Option<String>,
+    /// Give each block protection information (checksum and tags) of this format: DATA+METADATA:GUARD,
+    /// as in 4096+16:64b, with :type1 to :type3, :first or :last, and :sts=BITS where wanted
+    #[arg(long, value_name = "FORMAT")]
+    pi: Option<ProtectionFormat>,
 }
 
 impl Create {
@@ -57,6 +63,7 @@ impl Create {
             name: self.label.unwrap_or_default(),
             force: self.force,
             preallocate: self.preallocate == Preallocate::Written,
+            protection: self.pi,
             ..CreateOptions::default()
         };
         let id = describe::id(Pool::create(&self.pool, &options)?);

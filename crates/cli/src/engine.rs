@@ -12,7 +12,7 @@ use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 
-use copyhold_device::{DynDevice, FileDevice, OpenMode};
+use copyhold_device::{DynDevice, OpenMode};
 use copyhold_pool::{OpenOptions, Pool};
 use copyhold_runtime::executors::Config;
 use copyhold_runtime::{Executors, Rt};
@@ -48,7 +48,8 @@ impl Machine {
     }
 
     fn open_device(&self, pool: &Path, mode: OpenMode) -> Result<DynDevice, Failure> {
-        Ok(FileDevice::open(self.executors.reactor(), DeviceId(0), pool, mode)?)
+        let (rt, reactor) = (self.rt(), self.executors.reactor());
+        Ok(self.run(copyhold_device::open(rt, reactor, DeviceId(0), pool, mode))?)
     }
 
     /// Opens a pool to look at it: nothing is written, not even what recovery would.

@@ -9,6 +9,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
+use copyhold_device::pi::{Emulated, Format};
 use copyhold_device::{Device, DeviceError, DynDevice, FileDevice, OpenMode};
 use copyhold_format::label::NAME_MAX;
 use copyhold_fs::{Caller, Filesystem};
@@ -18,7 +19,7 @@ use copyhold_runtime::executors::Executors;
 use copyhold_types::{BLOCK_BYTES, DeviceId, PoolId, Purpose};
 
 use crate::Error;
-use crate::engine::start;
+use crate::engine::{open_device, start};
 
 /// Permissions of the root directory of a new pool.
 const ROOT_MODE: u32 = 0o755;
@@ -41,6 +42,9 @@ pub struct CreateOptions {
     pub log_bytes: Option<u64>,
     /// Most bytes of a node of metadata.
     pub node_bytes: Option<u32>,
+    /// Make a namespace with protection information of this format on the file or device first.
+    /// The pool is smaller by the tuples.
+    pub protection: Option<Format>,
 }
 
 impl CreateOptions {
@@ -68,12 +72,11 @@ pub(crate) fn create(path: &Path, options: &CreateOptions) -> Result<PoolId, Err
     if found.is_none() && path.starts_with("/dev") {
         return Err(Error::NoDevice { path: path.into() });
     }
-    let shape = shape_of(options);
     if found.is_none_or(|found| found.is_file()) {
-        shape.check(path.display().to_string(), bytes / BLOCK)?;
+        check(path, bytes / BLOCK, options)?;
     }
     let executors = start(Some(1))?;
-    let made = make(&executors, path, bytes, options.force, &shape);
+    let made = make(&executors, path, bytes, options);
     executors.shutdown();
     made
 }
@@ -110,32 +113,51 @@ fn make(
     executors: &Arc<Executors>,
     path: &Path,
     bytes: u64,
-    force: bool,
-    shape: &Shape,
+    options: &CreateOptions,
 ) -> Result<PoolId, Error> {
-    let device = FileDevice::create(executors.reactor(), DeviceId(0), path, bytes, force);
-    let device = device.map_err(|error| occupied(executors, path, error))?;
+    let file = FileDevice::create(executors.reactor(), DeviceId(0), path, bytes, options.force);
+    let file = file.map_err(|error| occupied(executors, path, error))?;
     let made = executors.block_on(async {
+        // The size of a block device is known only now.
+        let shape = check(path, file.geometry().blocks, options)?;
         if shape.preallocated {
-            allocate(&device, shape).await?;
+            allocate(&file, &shape).await?;
         }
-        fill(executors.clone(), device.clone(), shape).await
+        let device: DynDevice = match options.protection {
+            Some(format) => Emulated::create(executors.clone(), file.clone(), format).await?,
+            None => file.clone(),
+        };
+        fill(executors.clone(), device, &shape).await
     });
     if made.is_err() {
         // Half a pool is of no use.
-        device.remove_if_made();
+        file.remove_if_made();
     }
     made
+}
+
+/// The shape of a pool on a file or device of so many blocks. Refuses one that has no room there.
+fn check(path: &Path, blocks: u64, options: &CreateOptions) -> Result<Shape, Error> {
+    let (name, mut shape) = (path.display().to_string(), shape_of(options));
+    let room = match options.protection {
+        Some(format) => Emulated::room(&name, format, blocks)?,
+        None => blocks,
+    };
+    // The size is that of the file, or of the part of the device, with the tuples.
+    if let Some(wanted) = &mut shape.blocks
+        && *wanted <= blocks
+    {
+        *wanted = room.min(*wanted);
+    }
+    shape.check(name, room)?;
+    Ok(shape)
 }
 
 /// Names a pool that occupies the place.
 fn occupied(executors: &Arc<Executors>, path: &Path, error: DeviceError) -> Error {
     let DeviceError::Occupied { mut found, .. } = error else { return error.into() };
-    let opened = FileDevice::open(executors.reactor(), DeviceId(0), path, OpenMode::ReadOnly).ok();
-    let is_pool = opened.is_some_and(|device| {
-        let device: DynDevice = device;
-        executors.block_on(read_labels(&device)).is_ok()
-    });
+    let opened = open_device(executors, path, OpenMode::ReadOnly).ok();
+    let is_pool = opened.is_some_and(|device| executors.block_on(read_labels(&device)).is_ok());
     if is_pool {
         found = "a pool already";
     }
@@ -145,7 +167,6 @@ fn occupied(executors: &Arc<Executors>, path: &Path, error: DeviceError) -> Erro
 /// Allocates the blocks of a pool on the host.
 async fn allocate(device: &FileDevice, shape: &Shape) -> Result<(), Error> {
     let geometry = device.geometry();
-    shape.check(geometry.name, geometry.blocks)?;
     let blocks = shape.blocks.unwrap_or(geometry.blocks).min(geometry.blocks);
     Ok(device.preallocate(0, blocks, Purpose::Data).await?)
 }

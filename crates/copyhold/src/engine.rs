@@ -11,12 +11,15 @@
 //!            descriptors.
 
 use std::future::Future;
+use std::path::Path;
 use std::sync::Arc;
 
+use copyhold_device::{DeviceError, DynDevice, OpenMode};
 use copyhold_fs::{Filesystem, FsError, NodeId};
 use copyhold_runtime::Runtime;
 use copyhold_runtime::executors::{Config, Executors};
 use copyhold_sync::{Condvar, Mutex, of};
+use copyhold_types::DeviceId;
 use futures_channel::oneshot;
 
 use crate::Error;
@@ -25,6 +28,16 @@ use crate::view::View;
 /// Executors for one pool.
 pub(crate) fn start(cpus: Option<usize>) -> Result<Arc<Executors>, Error> {
     Executors::start(Config { cpus, ..Config::default() }).map_err(Error::Start)
+}
+
+/// The device at `path`, with a namespace that is on it.
+pub(crate) fn open_device(
+    executors: &Arc<Executors>,
+    path: &Path,
+    mode: OpenMode,
+) -> Result<DynDevice, DeviceError> {
+    let (rt, reactor) = (executors.clone(), executors.reactor());
+    executors.block_on(copyhold_device::open(rt, reactor, DeviceId(0), path, mode))
 }
 
 pub(crate) struct Engine {

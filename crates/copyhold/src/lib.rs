@@ -42,6 +42,7 @@ mod view;
 mod volume;
 
 pub use compare::{Change, ChangeKind};
+pub use copyhold_device::pi::{Format as ProtectionFormat, FormatError};
 pub use copyhold_device::{
     Counters, Device, DeviceError, DynDevice, FileDevice, Geometry, IoError, OpenMode,
 };

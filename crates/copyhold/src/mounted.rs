@@ -5,16 +5,15 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use copyhold_device::{DynDevice, FileDevice, OpenMode};
+use copyhold_device::OpenMode;
 use copyhold_fs::Filesystem;
 use copyhold_fuse::mount::{DetachedMount, Mount, OptionError};
 use copyhold_memory::Shares;
 use copyhold_runtime::executors::Executors;
 use copyhold_serve::{Opened, Serving, budget};
-use copyhold_types::DeviceId;
 use rustix::mount::MountFlags;
 
-use crate::engine::start;
+use crate::engine::{open_device, start};
 use crate::{Error, KernelOptions, Pool, ServingOptions};
 
 /// How a pool is mounted.
@@ -170,7 +169,7 @@ fn open(
     kernel.flags.set(MountFlags::RDONLY, options.serving.read_only || kernel.read_only());
     let serving = options.serving.clone().of_mount(&kernel);
     let mode = if serving.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-    let device: DynDevice = FileDevice::open(executors.reactor(), DeviceId(0), &path, mode)?;
+    let device = open_device(executors, &path, mode)?;
     let blocks = device.geometry().blocks;
     let shares = Shares::of(options.memory, options.delta, blocks, budget::machine())?;
     let opened = copyhold_serve::open(executors, &path, device, shares, &serving)?;

@@ -4,16 +4,16 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use copyhold_device::{DynDevice, FileDevice, OpenMode};
+use copyhold_device::{DynDevice, OpenMode};
 use copyhold_fs::{DataCache, Filesystem, FsError};
 use copyhold_memory::Shares;
 use copyhold_pool::Limits;
 use copyhold_runtime::executors::Executors;
 use copyhold_serve::{NamesLimit, budget};
-use copyhold_types::{DeviceId, PoolId};
+use copyhold_types::PoolId;
 
 use crate::create::{self, CreateOptions};
-use crate::engine::{Engine, Open, start};
+use crate::engine::{Engine, Open, open_device, start};
 use crate::{Error, Volume};
 
 /// How a pool is opened.
@@ -69,8 +69,7 @@ impl Pool {
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Pool, Error> {
         let executors = start(options.threads)?;
         let mode = if options.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
-        let device = FileDevice::open(executors.reactor(), DeviceId(0), path.as_ref(), mode);
-        let opened = device
+        let opened = open_device(&executors, path.as_ref(), mode)
             .map_err(Error::from)
             .and_then(|device| Pool::on(&executors, device, options, true));
         if opened.is_err() {

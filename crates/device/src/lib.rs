@@ -15,6 +15,7 @@ use copyhold_types::{Buf, Bufs, DeviceId, Purpose};
 mod counters;
 mod error;
 pub mod file;
+mod open;
 pub mod pi;
 mod protect;
 pub mod sim;
@@ -22,6 +23,7 @@ pub mod sim;
 pub use counters::{CounterSnapshot, Counters, PurposeCount};
 pub use error::{Access, DeviceError, IoError, Verifier};
 pub use file::{FileDevice, OpenMode};
+pub use open::open;
 pub use protect::{Expect, Protect};
 pub use sim::SimDevice;
 

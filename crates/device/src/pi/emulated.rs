@@ -93,6 +93,12 @@ impl Emulated {
         Ok(made)
     }
 
+    /// The blocks of a namespace on a device `name` with so many.
+    pub fn room(name: &str, format: Format, blocks: u64) -> Result<u64, DeviceError> {
+        let header = Header::new([0; 16], format, blocks);
+        Ok(header.map_err(|problem| unusable(name.into(), problem))?.data_blocks)
+    }
+
     /// The namespace on `below`, if there is one.
     pub async fn find(
         rt: Rt,
