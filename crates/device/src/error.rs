@@ -122,6 +122,22 @@ impl DeviceError {
         }
     }
 
+    /// Of a write of these blocks that the system has answered like this.
+    pub fn of_write(
+        name: String,
+        (block, blocks): (u64, u32),
+        why: Purpose,
+        source: IoError,
+    ) -> DeviceError {
+        match source {
+            IoError(libc::EILSEQ) => {
+                let (access, kind, by) = (Access::Write, Kind::Unknown, Verifier::Device);
+                DeviceError::Integrity { name, block, blocks, why, access, kind, by }
+            }
+            source => DeviceError::Write { name, block, blocks, why, source },
+        }
+    }
+
     /// Whether the host had no space left for a sparse pool file (rule R32).
     pub fn is_host_full(&self) -> bool {
         matches!(self, DeviceError::Write { source: IoError(libc::ENOSPC | libc::EDQUOT), .. })

@@ -255,7 +255,7 @@ impl Device for FileDevice {
             if is_block_device && source == IoError(libc::ENOSPC) {
                 return DeviceError::ThinFull { name, block, blocks, why, source };
             }
-            DeviceError::Write { name, block, blocks, why, source }
+            DeviceError::of_write(name, (block, blocks), why, source)
         };
         let fd = match self.file() {
             Ok(fd) => fd,

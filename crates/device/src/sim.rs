@@ -370,12 +370,9 @@ impl Device for SimDevice {
         let (shared, ticket) =
             (self.shared.clone(), Ticket { shared: self.shared.clone(), request });
         Box::pin(async move {
-            ticket.wait(delay).await.map_err(|errno| DeviceError::Write {
-                name: shared.name.clone(),
-                block,
-                blocks: blocks as u32,
-                why,
-                source: IoError(errno),
+            ticket.wait(delay).await.map_err(|errno| {
+                let (name, run) = (shared.name.clone(), (block, blocks as u32));
+                DeviceError::of_write(name, run, why, IoError(errno))
             })
         })
     }

@@ -132,7 +132,7 @@ impl Command {
         let places = stored.chunks_exact_mut(format.metadata_bytes());
         for (nth, (block, place)) in (0..).zip(format.blocks(data).zip(places)) {
             let guard = format.guard_of(block, place);
-            let tuple = self.tags.at(format, nth).tuple(format, guard);
+            let tuple = self.tags_of(format, nth).tuple(format, guard);
             tuple.encode(format, &mut place[format.tuple_range()]);
         }
         Ok(stored)
@@ -158,6 +158,15 @@ impl Command {
         !(self.by_device && format.is_tuple_only())
     }
 
+    /// The tags that the drive has for a block: it counts reference tags up, but not those of type
+    /// 3, which mean nothing to it.
+    fn tags_of(&self, format: &Format, nth: u64) -> Tags {
+        match format.kind() {
+            Type::One | Type::Two => self.tags.at(format, nth),
+            Type::Three => self.tags.at(format, 0),
+        }
+    }
+
     fn check_type(&self, format: &Format, first: u64) -> Result<(), Refusal> {
         let is_possible = match format.kind() {
             _ if !self.checks.reference => true,
@@ -181,7 +190,7 @@ impl Command {
             if tuple.is_escape(format) {
                 continue;
             }
-            let tags = self.tags.at(format, nth);
+            let tags = self.tags_of(format, nth);
             let guard = || format.guard_of(block, metadata);
             let compared = tuple.compare(format, self.checks, &tags, guard);
             compared.map_err(|what| Refusal { status: what.into(), nth })?;
@@ -328,6 +337,22 @@ mod tests {
             read.checks.reference = false;
             read.tags.reference = 0;
             assert_eq!(read.read(&format, FIRST, &data, &stored), Ok(()), "{words}");
+        }
+    }
+
+    /// As `hw/nvme/dif.c` of QEMU.
+    #[test]
+    fn a_device_counts_reference_tags_up_unless_they_have_type_3() {
+        for (words, is_counted) in
+            [("4096+8:16b:type1", 1), ("512+16:64b:type2", 1), ("4096+8:16b:type3", 0)]
+        {
+            let format = format(words);
+            let (_, stored) = made(&format);
+            let of = |nth: usize| {
+                let metadata = &stored[nth * format.metadata_bytes()..];
+                Tuple::decode(&format, &metadata[format.tuple_range()]).reference
+            };
+            assert_eq!([of(1), of(2)], [1, 2].map(|nth| of(0) + nth * is_counted), "{words}");
         }
     }
 

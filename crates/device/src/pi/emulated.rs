@@ -8,9 +8,10 @@
 //!           joins the halves: the engine writes only blocks that nothing refers to yet.
 //!
 //! PIDEV-E1  A write that completes has stored both halves; a flush makes both durable, with one
-//!           flush of the device below. A write that was refused has stored nothing.
-//! PIDEV-E2  A request changes both halves of its own blocks only (ENTRY-T1). It continues if its
-//!           future is dropped.
+//!           flush of the device below. A write that was refused has stored nothing. A write
+//!           without protection needs its data only: it completes if its tuples cannot be stored.
+//! PIDEV-E2  A request changes both halves of its own blocks only (ENTRY-T1). It is a task of its
+//!           own: it continues if its future is dropped, or not polled.
 //! PIDEV-E3  A crash may leave data and tuple of one block apart, each old, new or torn, only if
 //!           no flush began after the completion of the block's last write. Then a read that
 //!           expects protection returns one of the two contents, or a mismatch.
@@ -26,8 +27,9 @@
 
 use std::sync::Arc;
 
-use copyhold_runtime::{BoxFuture, Rt, finishing};
+use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Purpose};
+use futures_channel::oneshot;
 
 use super::command::{Command, Refusal, Status};
 use super::entries::Entries;
@@ -49,6 +51,7 @@ pub struct Emulated {
 struct Shared {
     rt: Rt,
     below: DynDevice,
+    mode: OpenMode,
     name: String,
     header: Header,
     layout: Layout,
@@ -84,7 +87,7 @@ impl Emulated {
         let at = blocks - HEADERS;
         below.write(at, Buf::zeroed(HEADERS as usize).into(), Purpose::Guard).await?;
         below.flush().await?;
-        let made = Emulated::over(rt, below.clone(), header);
+        let made = Emulated::over(rt, below.clone(), header, OpenMode::ReadWrite);
         made.shared.entries.erase(0, header.data_blocks).await?;
         below.flush().await?;
         let copies = Buf::from_bytes(&header.encode().repeat(HEADERS as usize));
@@ -99,7 +102,12 @@ impl Emulated {
         Ok(header.map_err(|problem| unusable(name.into(), problem))?.data_blocks)
     }
 
-    /// The namespace on `below`, if there is one.
+    /// The fewest blocks of a device with a namespace of so many.
+    pub fn blocks_for(format: Format, data_blocks: u64) -> u64 {
+        Layout { format, data_blocks }.blocks()
+    }
+
+    /// The namespace on `below`, if there is one: a header that can be read.
     pub async fn find(
         rt: Rt,
         below: DynDevice,
@@ -107,25 +115,26 @@ impl Emulated {
     ) -> Result<Option<Arc<Emulated>>, DeviceError> {
         let Geometry { blocks, name, .. } = below.geometry();
         let Some(at) = blocks.checked_sub(HEADERS) else { return Ok(None) };
-        let copies = read_headers(&below, at).await?;
+        let copies = read_headers(&below, at).await;
         let Some(found) = Header::find([&copies[0], &copies[1]], blocks) else { return Ok(None) };
         let usable = found.and_then(|header| match mode {
             OpenMode::ReadWrite => header.check_writable().map(|()| header),
             OpenMode::ReadOnly => Ok(header),
         });
         match usable {
-            Ok(header) => Ok(Some(Emulated::over(rt, below, header))),
+            Ok(header) => Ok(Some(Emulated::over(rt, below, header, mode))),
             Err(problem) => Err(unusable(name, problem)),
         }
     }
 
-    fn over(rt: Rt, below: DynDevice, header: Header) -> Arc<Emulated> {
+    fn over(rt: Rt, below: DynDevice, header: Header, mode: OpenMode) -> Arc<Emulated> {
         let (layout, counters) = (header.layout(), Arc::<Counters>::default());
         let shared = Shared {
             rt,
             name: below.geometry().name,
             entries: Entries::new(below.clone(), layout, counters.clone()),
             below,
+            mode,
             header,
             layout,
             counters,
@@ -163,27 +172,33 @@ pub async fn open(rt: Rt, below: DynDevice, mode: OpenMode) -> Result<DynDevice,
     }
 }
 
-/// Both copies. One that cannot be read is as good as damaged.
-async fn read_headers(
-    below: &DynDevice,
-    at: u64,
-) -> Result<[[u8; BLOCK_BYTES]; HEADERS as usize], DeviceError> {
+/// Both copies. One that cannot be read is zeros: a device without a namespace may have bad blocks
+/// there, and the label of a pool says whether it needs one.
+async fn read_headers(below: &DynDevice, at: u64) -> [[u8; BLOCK_BYTES]; HEADERS as usize] {
     let mut copies = [[0; BLOCK_BYTES]; HEADERS as usize];
     if let Ok(both) = below.read(at, HEADERS as u32, Purpose::Guard).await {
         copies.as_flattened_mut().copy_from_slice(&both);
-        return Ok(copies);
+        return copies;
     }
-    let mut errors = Vec::new();
     for (block, copy) in (at..).zip(&mut copies) {
-        match below.read(block, 1, Purpose::Guard).await {
-            Ok(content) => copy.copy_from_slice(&content),
-            Err(error) => errors.push(error),
+        if let Ok(content) = below.read(block, 1, Purpose::Guard).await {
+            copy.copy_from_slice(&content);
         }
     }
-    match errors.pop() {
-        Some(error) if errors.len() + 1 == copies.len() => Err(error),
-        _ => Ok(copies),
-    }
+    copies
+}
+
+/// Runs `work` as a task of its own from now on. It has turns that others wait for, so it depends
+/// neither on the caller's polls nor on its future.
+fn begin<T: Send + 'static>(
+    rt: &Rt,
+    work: impl Future<Output = T> + Send + 'static,
+) -> oneshot::Receiver<T> {
+    let (report, answer) = oneshot::channel();
+    rt.spawn(Box::pin(async move {
+        let _caller_is_gone = report.send(work.await);
+    }));
+    answer
 }
 
 impl Shared {
@@ -282,6 +297,11 @@ impl Shared {
         DeviceError::Integrity { name: self.name.clone(), block, blocks: 1, why, access, kind, by }
     }
 
+    fn failed(&self, request: Request, errno: i32) -> DeviceError {
+        let (Request { block, blocks, why, .. }, source) = (request, IoError(errno));
+        DeviceError::Write { name: self.name.clone(), block, blocks, why, source }
+    }
+
     /// An error of a request for entries, as one of the blocks that they belong to.
     fn of_entries(&self, request: Request, error: DeviceError) -> DeviceError {
         let Request { block, blocks, why, access } = request;
@@ -293,7 +313,7 @@ impl Shared {
             }
             DeviceError::Integrity { .. } => {
                 // The medium of the tuples has failed; the data of this write is not wrong.
-                DeviceError::Write { name, block, blocks, why, source: IoError(libc::EIO) }
+                self.failed(request, libc::EIO)
             }
             DeviceError::Read { source, .. } if !is_write => {
                 DeviceError::Read { name, block, blocks, why, source }
@@ -315,7 +335,9 @@ impl Device for Emulated {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry { blocks: self.shared.layout.data_blocks, ..self.shared.below.geometry() }
+        let below = self.shared.below.geometry();
+        let can_discard = below.can_discard && self.shared.mode == OpenMode::ReadWrite;
+        Geometry { blocks: self.shared.layout.data_blocks, can_discard, ..below }
     }
 
     fn protection(&self) -> Option<Format> {
@@ -370,6 +392,9 @@ impl Device for Emulated {
             return at_once(Err(error));
         }
         let request = Request { block, blocks: blocks as u32, why, access: Access::Write };
+        if shared.mode == OpenMode::ReadOnly {
+            return at_once(Err(shared.failed(request, libc::EROFS)));
+        }
         let fault = shared.faults.trip(why, Access::Write);
         if fault == Some(DriveFault::FlipToDrive) {
             flip(&mut data);
@@ -385,13 +410,20 @@ impl Device for Emulated {
             _ => block,
         };
         let data = shared.below.write(to, data, why);
-        let rt = shared.rt.clone();
+        let needs_tuples = protect != Protect::Plain;
+        let begun = shared.clone();
         // Both halves end, also when one fails: the caller may use the blocks again then.
-        Box::pin(finishing(&rt, async move {
-            let stored = shared.entries.store(to, blocks, &metadata).await;
+        let stored = begin(&shared.rt, async move {
+            let stored = begun.entries.store(to, blocks, &metadata).await;
             data.await?;
-            stored.map_err(|error| shared.of_entries(request, error))
-        }))
+            match stored {
+                Err(error) if needs_tuples => Err(begun.of_entries(request, error)),
+                _ => Ok(()),
+            }
+        });
+        Box::pin(async move {
+            stored.await.unwrap_or_else(|_| Err(shared.failed(request, libc::ECANCELED)))
+        })
     }
 
     fn flush(&self) -> BoxFuture<'static, Result<(), DeviceError>> {
@@ -404,29 +436,33 @@ impl Device for Emulated {
         if let Err(error) = shared.check_bounds(block, blocks) {
             return at_once(Err(error));
         }
-        if blocks == 0 || !shared.below.geometry().can_discard {
+        if blocks == 0 || !self.geometry().can_discard {
             return at_once(Ok(()));
         }
         shared.counters.discard(blocks);
-        let rt = shared.rt.clone();
-        Box::pin(finishing(&rt, async move {
+        let name = shared.name.clone();
+        let failed = move |source| DeviceError::Discard { name, block, blocks, source };
+        let begun = shared.clone();
+        let discarded = begin(&shared.rt, async move {
             // Tuples that stay do no harm: the content is undefined behind this, and a read finds a
             // mismatch. On a host without space, only this discard may make some (R32).
-            let erased = shared.entries.erase(block, blocks).await;
-            shared.below.discard(block, blocks).await?;
+            let erased = begun.entries.erase(block, blocks).await;
+            begun.below.discard(block, blocks).await?;
+            Ok(erased)
+        });
+        Box::pin(async move {
+            let erased = match discarded.await {
+                Ok(discarded) => discarded?,
+                Err(_) => return Err(failed(IoError(libc::ECANCELED))),
+            };
             erased.map_err(|error| match error {
                 DeviceError::Read { source, .. }
                 | DeviceError::Write { source, .. }
-                | DeviceError::ThinFull { source, .. } => {
-                    DeviceError::Discard { name: shared.name.clone(), block, blocks, source }
-                }
-                DeviceError::Integrity { .. } => {
-                    let (name, source) = (shared.name.clone(), IoError(libc::EIO));
-                    DeviceError::Discard { name, block, blocks, source }
-                }
+                | DeviceError::ThinFull { source, .. } => failed(source),
+                DeviceError::Integrity { .. } => failed(IoError(libc::EIO)),
                 error => error,
             })
-        }))
+        })
     }
 
     fn release(&self) {

@@ -5,7 +5,8 @@
 //!           waited for its turn, many small writes would take one turn after the other.
 //! Idea.     A request whose turn it is takes along the changes of all requests that wait for the
 //!           same turn: one read and one write for all of them. Blocks of entries that a request
-//!           covers as a whole are written without a read.
+//!           covers as a whole are written without a read. Requests for different blocks do not
+//!           wait for each other, unless their blocks have the same turn.
 //!
 //! ENTRY-T1  A request changes entries of its own blocks only: beside other requests, if it fails,
 //!           and through a crash that tears its writes at 512 bytes. Its future must not be dropped
@@ -26,8 +27,8 @@ use crate::{Counters, DeviceError, DynDevice};
 
 /// Turns, and so requests that change entries side by side.
 const SLOTS: usize = 64;
-/// Most blocks of entries that one request writes.
-const BLOCKS_MAX: u64 = 256;
+/// Most blocks of entries that one request writes: the other turns stay free.
+const BLOCKS_MAX: u64 = 16;
 
 /// See the module's text.
 pub(super) struct Entries {
@@ -104,7 +105,15 @@ impl Entries {
                 parts.push(self.change(edge, bytes));
             }
         }
-        let (replaced, changed) = join(self.replace(&whole, &whole_bytes), join_all(parts)).await;
+        let pieces = whole.chunks(BLOCKS_MAX as usize);
+        let pieces = pieces.zip(whole_bytes.chunks(BLOCKS_MAX as usize * BLOCK_BYTES));
+        let replaced = async {
+            for (blocks, bytes) in pieces {
+                self.replace(blocks, bytes).await?;
+            }
+            Ok(())
+        };
+        let (replaced, changed) = join(replaced, join_all(parts)).await;
         changed.into_iter().collect::<Result<(), DeviceError>>()?;
         replaced
     }
@@ -140,13 +149,15 @@ impl Entries {
         if outcome.get().is_none() {
             let mut changes = std::mem::take(&mut *slot.waiting.lock());
             changes.sort_by_key(|change| change.edge.block);
-            for of_block in changes.chunk_by(|one, other| one.edge.block == other.edge.block) {
+            let by_block = changes.chunk_by(|one, other| one.edge.block == other.edge.block);
+            join_all(by_block.map(async |of_block| {
                 let done = self.change_block(of_block).await;
                 for change in of_block {
                     // Only the turn's holder sets outcomes.
                     change.outcome.get_or_init(|| done.clone());
                 }
-            }
+            }))
+            .await;
         }
         outcome.get().cloned().expect("ENTRY-T2: the turn's holder has made all changes")
     }

@@ -76,6 +76,8 @@ pub enum FormatError {
         "a storage tag of {bits} bits leaves no reference tag, which type {kind} has; use type3"
     )]
     NoReference { bits: u32, kind: u32 },
+    #[error("{0:#018x} is the number of no format")]
+    Bytes(u64),
 }
 
 impl Type {
@@ -123,6 +125,31 @@ impl Format {
             return Err(FormatError::NoReference { bits: storage_bits, kind: kind.number() });
         }
         Ok(Format { data_bytes, metadata_bytes, guard, kind, place, storage_bits })
+    }
+
+    /// Its bytes in headers and labels: bytes of data (2, little-endian), bytes of metadata, bits
+    /// of the guard, type, place of the tuple (0 first, 1 last), bits of the storage tag, zero.
+    pub fn to_bytes(&self) -> [u8; 8] {
+        let data = (self.data_bytes as u16).to_le_bytes();
+        let place = u8::from(self.place == Place::Last);
+        let (guard, kind) = (self.guard.bits() as u8, self.kind.number() as u8);
+        let storage = self.storage_bits as u8;
+        [data[0], data[1], self.metadata_bytes as u8, guard, kind, place, storage, 0]
+    }
+
+    /// The format with these bytes.
+    pub fn of_bytes(bytes: [u8; 8]) -> Result<Format, FormatError> {
+        let [low, high, metadata, guard, kind, place, storage, zero] = bytes;
+        if place > 1 || zero != 0 {
+            return Err(FormatError::Bytes(u64::from_le_bytes(bytes)));
+        }
+        Format::new(
+            (u16::from_le_bytes([low, high]).into(), metadata.into()),
+            Guard::of_bits(guard.into())?,
+            Type::of_number(kind.into())?,
+            if place == 0 { Place::First } else { Place::Last },
+            storage.into(),
+        )
     }
 
     /// Bytes of data of one block of the device.
@@ -279,6 +306,18 @@ pub(super) mod tests {
         #[test]
         fn a_format_is_read_from_its_own_words(format in formats()) {
             prop_assert_eq!(format.to_string().parse(), Ok(format));
+        }
+
+        #[test]
+        fn a_format_is_read_from_its_own_bytes(format in formats()) {
+            prop_assert_eq!(Format::of_bytes(format.to_bytes()), Ok(format));
+        }
+
+        #[test]
+        fn any_bytes_are_a_format_or_an_error(bytes in any::<[u8; 8]>()) {
+            if let Ok(format) = Format::of_bytes(bytes) {
+                prop_assert_eq!(format.to_bytes(), bytes);
+            }
         }
 
         #[test]

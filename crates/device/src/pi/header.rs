@@ -10,11 +10,11 @@
 
 use copyhold_types::BLOCK_BYTES;
 use xxhash_rust::xxh3::xxh3_128;
-use zerocopy::little_endian::{U16, U32, U64, U128};
+use zerocopy::little_endian::{U32, U64, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::layout::{HEADERS, Layout};
-use super::{Format, FormatError, Guard, Place, Type};
+use super::{Format, FormatError};
 
 const MAGIC: [u8; 8] = *b"CPYHLDPI";
 const VERSION: u32 = 1;
@@ -82,13 +82,9 @@ struct HeaderDisk {
     incompat: U64,
     blocks: U64,
     data_blocks: U64,
-    data_bytes: U16,
-    metadata_bytes: u8,
-    guard_bits: u8,
-    kind: u8,
-    place: u8,
-    storage_bits: u8,
-    rest: [u8; 4001],
+    /// [`Format::to_bytes`].
+    format: [u8; 8],
+    rest: [u8; 4000],
 }
 
 const _: () = assert!(size_of::<HeaderDisk>() == BLOCK_BYTES);
@@ -122,12 +118,7 @@ impl Header {
         disk.incompat = self.features.incompat.into();
         disk.blocks = self.blocks.into();
         disk.data_blocks = self.data_blocks.into();
-        disk.data_bytes = (self.format.data_bytes() as u16).into();
-        disk.metadata_bytes = self.format.metadata_bytes() as u8;
-        disk.guard_bits = self.format.guard().bits() as u8;
-        disk.kind = self.format.kind().number() as u8;
-        disk.place = u8::from(self.format.place() == Place::Last);
-        disk.storage_bits = self.format.storage_bits() as u8;
+        disk.format = self.format.to_bytes();
         let mut block = [0; BLOCK_BYTES];
         block.copy_from_slice(disk.as_bytes());
         let digest = header_digest(&block);
@@ -135,7 +126,9 @@ impl Header {
         block
     }
 
-    /// Parses one copy. `None`, if it has no magic.
+    /// Parses one copy. `None`, if it has no magic. The version is judged before the digest, which
+    /// another version may compute differently; features before fields that they may give a
+    /// meaning to.
     pub fn parse(block: &[u8; BLOCK_BYTES]) -> Option<Result<Header, HeaderProblem>> {
         let Ok(disk) = HeaderDisk::ref_from_bytes(block) else { return None };
         (disk.magic == MAGIC).then(|| disk.parse(block))
@@ -175,11 +168,11 @@ impl Header {
 
 impl HeaderDisk {
     fn parse(&self, block: &[u8; BLOCK_BYTES]) -> Result<Header, HeaderProblem> {
-        if self.digest.get() != header_digest(block) {
-            return Err(HeaderProblem::Damaged);
-        }
         if self.version.get() != VERSION {
             return Err(HeaderProblem::Version(self.version.get()));
+        }
+        if self.digest.get() != header_digest(block) {
+            return Err(HeaderProblem::Damaged);
         }
         let (compat, ro_compat) = (self.compat.get(), self.ro_compat.get());
         let features = Features { compat, ro_compat, incompat: self.incompat.get() };
@@ -188,16 +181,10 @@ impl HeaderDisk {
             unknown => return Err(HeaderProblem::Features(unknown)),
         }
         let is_clean = self.zero.get() == 0 && self.rest.iter().all(|byte| *byte == 0);
-        if self.place > 1 || !is_clean {
+        if !is_clean {
             return Err(HeaderProblem::Damaged);
         }
-        let format = Format::new(
-            (self.data_bytes.get().into(), self.metadata_bytes.into()),
-            Guard::of_bits(self.guard_bits.into())?,
-            Type::of_number(self.kind.into())?,
-            if self.place == 0 { Place::First } else { Place::Last },
-            self.storage_bits.into(),
-        )?;
+        let format = Format::of_bytes(self.format)?;
         let (blocks, was) = (self.blocks.get(), self.data_blocks.get());
         match Layout::within(format, blocks).map_or(0, |layout| layout.data_blocks) {
             0 => Err(HeaderProblem::TooSmall { blocks }),
@@ -291,6 +278,31 @@ mod tests {
     }
 
     #[test]
+    fn fields_without_a_meaning_are_zeros() {
+        for at in [12, 15, 96, 2000, 4095] {
+            let found = Header::parse(&signed(|block| block[at] = 1));
+            assert_eq!(found, Some(Err(HeaderProblem::Damaged)), "byte {at}");
+        }
+        for at in [93, 95] {
+            let found = Header::parse(&signed(|block| block[at] = 2));
+            assert!(matches!(found, Some(Err(HeaderProblem::Format(FormatError::Bytes(_))))));
+        }
+        // A feature may give them one.
+        let block = signed(|block| (block[64], block[4000]) = (1, 1));
+        assert_eq!(Header::parse(&block), Some(Err(HeaderProblem::Features(1))));
+    }
+
+    #[test]
+    fn another_version_is_named_whatever_its_digest_is() {
+        let mut block = header().encode();
+        (block[8], block[32]) = (7, !block[32]);
+        assert_eq!(Header::parse(&block), Some(Err(HeaderProblem::Version(7))));
+        // A copy of which only the version is damaged costs nothing.
+        let good = header().encode();
+        assert_eq!(Header::find([&block, &good], BLOCKS), Some(Ok(header())));
+    }
+
+    #[test]
     fn unknown_features_forbid_writing_or_nothing() {
         let block = signed(|block| block[56] = 2);
         let header = Header::find([&block, &block], BLOCKS).unwrap().unwrap();
@@ -298,5 +310,6 @@ mod tests {
         let block = signed(|block| block[48] = 2);
         let header = Header::find([&block, &block], BLOCKS).unwrap().unwrap();
         assert_eq!(header.check_writable(), Ok(()));
+        assert!(header.encode() == block, "the bit is kept");
     }
 }

@@ -52,6 +52,11 @@ impl Layout {
         (data_blocks > 0).then_some(Layout { format, data_blocks })
     }
 
+    /// The fewest blocks of a device that holds it.
+    pub(super) fn blocks(&self) -> u64 {
+        self.data_blocks.saturating_add(self.data_blocks.div_ceil(self.per_block()) + HEADERS)
+    }
+
     /// Entries of a block.
     pub(super) fn per_block(&self) -> u64 {
         (BLOCK_BYTES / self.format.entry_bytes()) as u64
@@ -118,9 +123,8 @@ mod tests {
                 prop_assert!(blocks < 2 + HEADERS);
                 return Ok(());
             };
-            let used = |data_blocks: u64| data_blocks.div_ceil(layout.per_block()) + data_blocks;
-            prop_assert!(used(layout.data_blocks) + HEADERS <= blocks);
-            prop_assert!(used(layout.data_blocks + 1) + HEADERS > blocks);
+            let more = Layout { data_blocks: layout.data_blocks + 1, ..layout };
+            prop_assert!(layout.blocks() <= blocks && more.blocks() > blocks);
 
             let block = at.index(layout.data_blocks as usize) as u64;
             let count = count.min(layout.data_blocks - block);

@@ -188,6 +188,36 @@ fn an_unreadable_block_of_entries_fails_requests_that_need_it() {
 }
 
 #[test]
+fn a_write_without_protection_needs_no_entries() {
+    for errno in [libc::EIO, libc::EILSEQ] {
+        let world = written("4096+16:64b");
+        let (entries, _) = world.device.place_of_metadata(117);
+        world.disk.break_block(entries, errno, Lasting::Forever);
+        world.write(117, &content(4, 2), Protect::Plain).unwrap();
+        assert!(*world.read(117, 2, Expect::Plain).unwrap() == *content(4, 2));
+        for protect in [Protect::Offload { birth: 1 }, world.guarded(&content(4, 2), 1)] {
+            let error = world.write(117, &content(4, 2), protect).unwrap_err();
+            assert!(matches!(error, DeviceError::Write { source: IoError(libc::EIO), .. }));
+        }
+        // Its tuple is the old one, so the block does not pass for the old content.
+        world.disk.heal();
+        assert_eq!(mismatch(world.read_guarded(117, 1)).1, Kind::Guard);
+        assert!(world.read_guarded(116, 1).is_ok());
+    }
+}
+
+#[test]
+fn a_write_that_the_disk_below_refuses_as_damaged_is_reported_so() {
+    let world = written("4096+16:64b");
+    let trigger = Trigger::Write { nth: 0, why: Some(WHY) };
+    world.disk.arm(trigger, Fault::Error(libc::EILSEQ));
+    let data = content(7, 1);
+    let answer = world.write(117, &data, world.guarded(&data, BIRTH));
+    assert!(matches!(answer, Err(DeviceError::Integrity { access: Access::Write, .. })));
+    assert_eq!(mismatch(answer), (117, Kind::Unknown, Verifier::Device));
+}
+
+#[test]
 fn a_mismatch_that_the_disk_below_reports_is_one_of_the_namespace() {
     let world = written("4096+16:64b");
     let (entries, _) = world.device.place_of_metadata(117);
