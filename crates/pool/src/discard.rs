@@ -4,10 +4,14 @@
 //! `space` takes a run out of the free set while it is discarded, so no allocation can take it
 //! meanwhile. This module decides only the time: on request (FITRIM), and in the background for
 //! runs that have been free for a minute.
+//!
+//! A run that the device does not discard is free as before. The runs behind it are discarded all
+//! the same, and the first error is reported.
 
 use std::ops::Range;
 use std::time::Duration;
 
+use copyhold_device::DeviceError;
 use copyhold_runtime::finishing;
 use copyhold_space::Discardable;
 use copyhold_types::Txg;
@@ -19,12 +23,25 @@ pub(crate) const AGE: Duration = Duration::from_secs(60);
 /// Runs discarded at a time.
 const RUNS: usize = 64;
 
+/// One pass over runs that can be discarded.
+#[derive(Default)]
+struct Pass {
+    runs: usize,
+    /// Blocks that were discarded.
+    blocks: u64,
+    /// The block behind the last run.
+    end: u64,
+    /// The first failure.
+    failed: Option<DeviceError>,
+}
+
 impl Pool {
     /// Discards the free part of a range of blocks, in runs of at least `min_blocks` blocks, but
-    /// no part of one that is less than 1 MiB, and nothing twice; returns the number of blocks.
+    /// no part of one that is less than 1 MiB, and nothing twice; returns the number of blocks. If
+    /// the device fails a discard, all others are made before the error is returned.
     pub async fn trim(&self, range: Range<u64>, min_blocks: u64) -> Result<u64, PoolError> {
         self.check_writable()?;
-        let which = Discardable {
+        let mut which = Discardable {
             least: min_blocks.min(u32::MAX.into()) as u32,
             freed_before: None,
             keep_warm: false,
@@ -33,45 +50,64 @@ impl Pool {
             to: range.end,
             runs: RUNS,
         };
-        let mut blocks = 0;
+        let (mut blocks, mut failed) = (0, None);
         loop {
-            let now = self.discard_some(which).await?;
-            if now == 0 {
-                return Ok(blocks);
+            let pass = self.discard_some(which).await?;
+            if pass.runs == 0 {
+                return failed.map_or(Ok(blocks), |error: DeviceError| Err(error.into()));
             }
-            blocks += now;
+            blocks += pass.blocks;
+            if pass.failed.is_some() {
+                // The runs that failed are free again.
+                which.from = pass.end;
+                failed = failed.or(pass.failed);
+            }
         }
     }
 
-    /// Discards some of the blocks freed before `txg`, but keeps warm space.
-    pub(crate) async fn discard_old(&self, txg: Txg) -> Result<u64, PoolError> {
+    /// Discards some of the blocks freed before `txg`, from block `from` on, but keeps warm space;
+    /// returns the block to continue from, so that runs that fail do not keep others from their
+    /// turn.
+    pub(crate) async fn discard_old(&self, txg: Txg, from: u64) -> Result<u64, PoolError> {
         let which = Discardable {
             least: 0,
             freed_before: Some(txg),
             keep_warm: true,
             unknown: false,
-            from: 0,
+            from,
             to: u64::MAX,
             runs: RUNS,
         };
-        self.discard_some(which).await
+        let pass = self.discard_some(which).await?;
+        if let Some(error) = pass.failed {
+            tracing::warn!("{error}");
+            return Ok(pass.end);
+        }
+        Ok(if pass.runs == 0 { 0 } else { from })
     }
 
-    async fn discard_some(&self, which: Discardable) -> Result<u64, PoolError> {
+    async fn discard_some(&self, which: Discardable) -> Result<Pass, PoolError> {
+        let mut pass = Pass::default();
         // A preallocated pool keeps its blocks, also on request.
         if !self.devices.can_discard() || self.label.features.preallocated() {
-            return Ok(0);
+            return Ok(pass);
         }
-        let mut blocks = 0;
         for discard in self.space.take_discardable(which) {
             let run = discard.run();
             self.health.check()?;
             let request = self.devices.discard(run);
             // The run is not allocatable while the device may still discard it (R15).
             let done = finishing(&self.rt, async move { request.await.map(|()| discard) });
-            self.space.discard_done(done.await?);
-            blocks += u64::from(run.blocks);
+            match done.await {
+                Ok(discard) => {
+                    self.space.discard_done(discard);
+                    pass.blocks += u64::from(run.blocks);
+                }
+                Err(error) => pass.failed = pass.failed.or(Some(error)),
+            }
+            pass.runs += 1;
+            pass.end = run.addr.block() + u64::from(run.blocks);
         }
-        Ok(blocks)
+        Ok(pass)
     }
 }

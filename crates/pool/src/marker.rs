@@ -73,7 +73,7 @@ pub(crate) async fn run(pool: Weak<Pool>) {
     let _running = running.lock().await;
     drop(strong);
     let mut waited = Duration::ZERO;
-    let mut aged = Aged { at: rt.now(), txg: None };
+    let mut aged = Aged { at: rt.now(), txg: None, from: 0 };
     loop {
         let Some(strong) = pool.upgrade() else { return };
         if strong.is_closing() || strong.health.check().is_err() {
@@ -104,16 +104,19 @@ pub(crate) async fn run(pool: Weak<Pool>) {
 struct Aged {
     at: Nanos,
     txg: Option<Txg>,
+    /// Discards continue from this block.
+    from: u64,
 }
 
 impl Aged {
     async fn discard(&mut self, pool: &Pool) {
-        if let Some(txg) = self.txg
-            && let Err(error) = pool.discard_old(txg).await
-        {
-            tracing::warn!("{error}");
+        if let Some(txg) = self.txg {
+            match pool.discard_old(txg, self.from).await {
+                Ok(from) => self.from = from,
+                Err(error) => tracing::warn!("{error}"),
+            }
         }
-        *self = Aged { at: pool.rt.now(), txg: Some(pool.open_txg()) };
+        (self.at, self.txg) = (pool.rt.now(), Some(pool.open_txg()));
     }
 }
 
