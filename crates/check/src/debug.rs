@@ -53,6 +53,8 @@ pub struct LabelView {
     pub metaslab_blocks: u64,
     pub node_bytes: u32,
     pub partition_leaves: u32,
+    /// The format of the protection information that the pool needs.
+    pub protection: Option<[u8; 8]>,
 }
 
 /// One slot of the ring of uberblocks that is not empty.
@@ -105,6 +107,7 @@ fn label_view(label: &Label) -> LabelView {
         metaslab_blocks: label.metaslab_blocks,
         node_bytes: label.node_bytes,
         partition_leaves: label.partition_leaves,
+        protection: label.protection.map(|needed| needed.format),
     }
 }
 

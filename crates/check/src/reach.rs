@@ -188,6 +188,7 @@ mod tests {
             devices: 1,
             generation: 1,
             features: Features::default(),
+            protection: None,
             created: Timestamp::default(),
             blocks: 1000,
             log: [64, 872],

@@ -49,6 +49,10 @@ impl Features {
     /// Incompat: nodes and maps may lie in fragments. A program that may write sets it before it
     /// writes anything else.
     pub const FRAGMENTS: u64 = 1 << 0;
+    /// Incompat: blocks may have protection information, and the label names its format
+    /// ([`Label::protection`]). A program that does not know it would use the device without, or
+    /// another one.
+    pub const PROTECTED: u64 = 1 << 2;
     /// Ro-compat: groups may have limits of memory. A program that does not know their records
     /// would leave those of subvolumes that it deletes. It is set before the first record.
     pub const MEMORY_LIMITS: u64 = 1 << 0;
@@ -56,7 +60,7 @@ impl Features {
     pub const KNOWN: Features = Features {
         compat: Features::PREALLOCATED,
         ro_compat: Features::MEMORY_LIMITS,
-        incompat: Features::FRAGMENTS,
+        incompat: Features::FRAGMENTS | Features::PROTECTED,
     };
 
     pub fn preallocated(&self) -> bool {
@@ -72,6 +76,15 @@ impl Features {
     pub fn writable(&self) -> bool {
         self.ro_compat & !Self::KNOWN.ro_compat == 0
     }
+}
+
+/// The protection information of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Protection {
+    /// Its format, as a namespace has it.
+    pub format: [u8; 8],
+    /// The identity of the namespace; zeros, if it has none.
+    pub identity: [u8; 16],
 }
 
 /// A parsed label.
@@ -100,6 +113,8 @@ pub struct Label {
     pub partition_leaves: u32,
     /// The administrator's name for the pool; may be empty.
     pub name: String,
+    /// That of the device when the pool began to use it ([`Features::PROTECTED`]).
+    pub protection: Option<Protection>,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -126,8 +141,11 @@ struct LabelDisk {
     partition_leaves: U32,
     name_len: U32,
     name: [u8; NAME_MAX],
+    /// Zeros without [`Features::PROTECTED`].
+    format: [u8; 8],
+    identity: [u8; 16],
 }
-const _: () = assert!(size_of::<LabelDisk>() == 216);
+const _: () = assert!(size_of::<LabelDisk>() == 240);
 const DIGEST_AT: usize = 32;
 
 const WHAT: &str = "label";
@@ -145,6 +163,8 @@ impl Label {
         assert!(self.name.len() <= NAME_MAX, "names of pools are limited before they get here");
         let mut name = [0; NAME_MAX];
         name[..self.name.len()].copy_from_slice(self.name.as_bytes());
+        let protection =
+            self.protection.unwrap_or(Protection { format: [0; 8], identity: [0; 16] });
         let disk = LabelDisk {
             magic: MAGIC,
             version: VERSION.into(),
@@ -167,6 +187,8 @@ impl Label {
             partition_leaves: self.partition_leaves.into(),
             name_len: (self.name.len() as u32).into(),
             name,
+            format: protection.format,
+            identity: protection.identity,
         };
         let mut block = vec![0; BLOCK_BYTES];
         block[..size_of::<LabelDisk>()].copy_from_slice(disk.as_bytes());
@@ -222,6 +244,8 @@ impl Label {
             node_bytes: disk.node_bytes.get(),
             partition_leaves: disk.partition_leaves.get(),
             name: name.ok_or(bad("name length", disk.name_len.get().into()))?,
+            protection: (disk.incompat.get() & Features::PROTECTED != 0)
+                .then_some(Protection { format: disk.format, identity: disk.identity }),
         })
     }
 
@@ -260,6 +284,13 @@ impl Label {
         Ok(())
     }
 
+    /// With this protection of its device, and the feature that says so.
+    pub fn protected(self, protection: Protection) -> Label {
+        let incompat = self.features.incompat | Features::PROTECTED;
+        let features = Features { incompat, ..self.features };
+        Label { features, protection: Some(protection), ..self }
+    }
+
     /// First blocks of the two label areas of a device of `blocks` blocks.
     pub fn areas(blocks: u64) -> [u64; 2] {
         [0, blocks - AREA_BLOCKS]
@@ -290,12 +321,23 @@ mod tests {
             node_bytes: 32 << 10,
             partition_leaves: 256,
             name: "pool".into(),
+            protection: None,
         }
     }
 
     #[test]
     fn a_label_comes_back() {
         assert_eq!(Label::parse(&label().encode()).unwrap(), label());
+    }
+
+    #[test]
+    fn a_label_names_the_protection_of_its_device_if_it_needs_it() {
+        let protection = Protection { format: [8, 7, 6, 5, 4, 3, 2, 1], identity: [9; 16] };
+        let protected = label().protected(protection);
+        let found = Label::parse(&protected.encode()).unwrap();
+        assert_eq!((found.protection, &found), (Some(protection), &protected));
+        let unused = Label { features: Features::default(), ..protected };
+        assert_eq!(Label::parse(&unused.encode()).unwrap(), label());
     }
 
     #[test]

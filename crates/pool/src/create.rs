@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 
 use crate::PoolError;
 use crate::config::CreateOptions;
-use crate::{labels, uberblocks};
+use crate::{labels, protection, uberblocks};
 
 /// The smallest device that can be a pool: labels, two small rings, and room to work.
 const BLOCKS_MIN: u64 = 2048;
@@ -42,12 +42,15 @@ pub(crate) async fn create(
     options: &CreateOptions,
 ) -> Result<Label, PoolError> {
     let geometry = device.geometry();
-    let label = Label {
+    let mut label = Label {
         pool: options.id.unwrap_or_else(|| random_id(rt)),
         secret: rt.random(),
         created: rt.wall_clock(),
         ..layout(geometry.name, geometry.blocks, options)?
     };
+    if let Some(protection) = protection::of(device) {
+        label = label.protected(protection);
+    }
     for start in label.log {
         write_zeros(device, start, label.log_blocks).await?;
     }
@@ -111,6 +114,7 @@ fn layout(name: String, has: u64, options: &CreateOptions) -> Result<Label, Pool
         node_bytes: options.node_bytes.unwrap_or(NODE_BYTES),
         partition_leaves: options.partition_leaves.unwrap_or(PARTITION_LEAVES),
         name: options.name.clone(),
+        protection: None,
     };
     label.check().map_err(PoolError::Layout)?;
     Ok(label)

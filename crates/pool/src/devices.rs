@@ -14,6 +14,7 @@
 use std::future::ready;
 use std::sync::Arc;
 
+use copyhold_device::pi::Format;
 use copyhold_device::{CounterSnapshot, DeviceError, DynDevice};
 use copyhold_runtime::BoxFuture;
 use copyhold_types::{Buf, Bufs, DeviceId, Purpose, Run};
@@ -46,6 +47,12 @@ impl Devices {
     /// The device with the labels and the log.
     pub(crate) fn home(&self) -> &DynDevice {
         &self.all[0].1
+    }
+
+    /// The format of the protection information of the device with the labels and the log, if it
+    /// has any.
+    pub fn protection(&self) -> Option<Format> {
+        self.home().protection()
     }
 
     /// Reads that failed and copies that were repaired since the pool was opened.

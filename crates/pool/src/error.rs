@@ -8,6 +8,8 @@ use copyhold_log::{Damage, Unreadable};
 use copyhold_space::NoSpace;
 use copyhold_table::TableError;
 
+use crate::protection::ProtectionProblem;
+
 /// `Clone`: many waiters receive one failure.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -46,6 +48,9 @@ pub enum PoolError {
         #[source]
         source: FormatError,
     },
+    /// The pool needs the protection information of its device.
+    #[error("{name}: {problem}; nothing has been changed")]
+    Protection { name: String, problem: ProtectionProblem },
     #[error(
         "{name} has shrunk: the pool needs {wanted} blocks of 4 KiB, the device has {found}; \
          restore its size; nothing has been changed"

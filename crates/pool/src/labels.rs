@@ -14,7 +14,7 @@ use copyhold_format::label::{self, AREA_BLOCKS, Features, Label};
 use copyhold_runtime::FifoMutex;
 use copyhold_types::{Buf, Purpose};
 
-use crate::PoolError;
+use crate::{PoolError, protection};
 
 /// The content of a device's labels.
 #[derive(Debug)]
@@ -68,8 +68,16 @@ impl Deref for OpenLabel {
     }
 }
 
-/// Reads both labels. One good label is enough.
+/// Reads both labels. One good label is enough. Refuses a device that is not the one that the
+/// pool's blocks are protected on (NEEDS-P1).
 pub async fn read_labels(device: &DynDevice) -> Result<Labels, PoolError> {
+    let labels = find_labels(device).await?;
+    protection::check(&labels.label, device)?;
+    Ok(labels)
+}
+
+/// As [`read_labels`], of any device.
+pub async fn find_labels(device: &DynDevice) -> Result<Labels, PoolError> {
     let geometry = device.geometry();
     if geometry.blocks < AREA_BLOCKS {
         let why = "it is too small to be one".into();

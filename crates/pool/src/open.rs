@@ -66,7 +66,7 @@ use crate::tables::Tables;
 use crate::tail::Tail;
 use crate::tenancy::{NoTenants, Tenancy};
 use crate::verified::{Reader, Repair};
-use crate::{Pool, PoolError, Sabotage, maps, sabotage, tail, uberblocks};
+use crate::{Pool, PoolError, Sabotage, maps, protection, sabotage, tail, uberblocks};
 
 impl Pool {
     /// Makes an empty pool on `device`, for any previous content.
@@ -96,6 +96,9 @@ impl Pool {
         }
         if !options.read_only {
             label.features = label.features.in_use();
+            if let (None, Some(found)) = (label.protection, protection::of(&device)) {
+                label = label.protected(found);
+            }
             label.generation += u64::from(label.features != labels.label.features);
         }
         let ring = log_ring(&device, &label, &options);

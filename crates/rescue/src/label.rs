@@ -20,6 +20,10 @@ pub(crate) const UBERBLOCKS_KEPT: usize = 3;
 const VERSION: u32 = 2;
 /// A feature: nodes may lie in fragments.
 const FRAGMENTS: u64 = 1 << 0;
+/// A feature: the device has protection information beside the blocks, at whose numbers they stay.
+const PROTECTED: u64 = 1 << 2;
+/// Copies of the header of such a device, in its last blocks.
+const HEADERS: u64 = 2;
 const LEAF_BYTES_MAX: u64 = 512 << 10;
 const BLOCKS_MAX: u64 = 1 << 48;
 
@@ -61,7 +65,7 @@ impl Label {
         bytes.take(16)?;
         let (secret, generation) = (bytes.u64()?, bytes.u64()?);
         bytes.take(16)?; // compat and ro-compat: it is only read
-        let unknown = bytes.u64()? & !FRAGMENTS;
+        let unknown = bytes.u64()? & !(FRAGMENTS | PROTECTED);
         demand(unknown == 0, "it uses features that this program does not know")?;
         bytes.take(12)?;
         let leaf_bytes = u64::from(bytes.u32()?);
@@ -111,7 +115,10 @@ impl Label {
         let hint = match &first {
             Some(first) => Some(first.blocks),
             // Where a pool is smaller than its device, a copy there says where the second is.
-            None => source.blocks().checked_sub(AREA).and_then(&mut at).map(|label| label.blocks),
+            None => {
+                let size = data_blocks(source).unwrap_or(source.blocks());
+                size.checked_sub(AREA).and_then(&mut at).map(|label| label.blocks)
+            }
         };
         let second = hint.and_then(|blocks| at(blocks - AREA));
         let best = [first, second].into_iter().flatten().max_by_key(|label| label.generation);
@@ -120,6 +127,21 @@ impl Label {
             None => Err(damage.pop().unwrap_or_else(|| Damage::new("the device", "too small"))),
         }
     }
+}
+
+/// Blocks of data of a device with protection information (`docs/integrity.md`, 4).
+fn data_blocks(source: &dyn Source) -> Option<u64> {
+    let size = source.blocks();
+    let places = size.checked_sub(HEADERS)?..size;
+    places.into_iter().find_map(|block| parse_header(&read(source, block, 1).ok()?).ok())
+}
+
+fn parse_header(block: &[u8]) -> Parse<u64> {
+    let mut bytes = Bytes(block);
+    bytes.magic(b"CPYHLDPI")?;
+    digest_fits(block, 32, 0)?;
+    bytes.take(72)?;
+    bytes.u64()
 }
 
 fn label_at(source: &dyn Source, block: u64) -> Result<Label, Damage> {

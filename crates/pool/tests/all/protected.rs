@@ -1,0 +1,189 @@
+//! Pools on a device with protection information.
+
+use std::sync::Arc;
+
+use copyhold_device::pi::{self, Emulated, Format};
+use copyhold_device::sim::{Fault, Lasting, SimImage, Trigger};
+use copyhold_device::{Device, DynDevice, OpenMode};
+use copyhold_format::label::{Features, Label};
+use copyhold_pool::{CreateOptions, OpenOptions, Pool, PoolError, read_labels};
+use copyhold_runtime::Rt;
+use futures_util::future::{Either, select};
+
+use crate::machine::Machine;
+
+const BLOCKS: u64 = 4096;
+const EIO: i32 = 5;
+const EILSEQ: i32 = 84;
+
+struct World {
+    machine: Machine,
+    device: Arc<Emulated>,
+    label: Label,
+}
+
+impl World {
+    fn new(format: &str) -> World {
+        let machine = Machine::on(&SimImage::empty(BLOCKS));
+        let (rt, disk): (Rt, DynDevice) = (machine.rt.clone(), machine.device());
+        let made = Emulated::create(rt.clone(), disk, format.parse().unwrap());
+        let device = machine.rt.block_on(made).unwrap();
+        let options = CreateOptions { log_bytes: Some(1 << 20), ..CreateOptions::default() };
+        let namespace: DynDevice = device.clone();
+        let label = machine.rt.block_on(Pool::create(&rt, &namespace, &options)).unwrap();
+        World { machine, device, label }
+    }
+}
+
+#[test]
+fn a_bad_block_of_tuples_fails_no_write_of_log_labels_or_nodes() {
+    let world = World::new("4096+16:64b");
+    let rt: Rt = world.machine.rt.clone();
+    let fixed = Label::areas(world.label.blocks).into_iter().chain(world.label.log);
+    let bad = fixed.map(|block| world.device.place_of_metadata(block).0).collect::<Vec<u64>>();
+    for errno in [EIO, EILSEQ] {
+        for block in &bad {
+            world.machine.disk.break_block(*block, errno, Lasting::Forever);
+        }
+        world.machine.rt.block_on(async {
+            for _ in 0..3 {
+                let found = Emulated::find(rt.clone(), world.machine.device(), OpenMode::ReadWrite);
+                let device = found.await.unwrap().unwrap();
+                let pool = Pool::open(rt.clone(), device, OpenOptions::default()).await.unwrap();
+                pool.commit(pool.open_txg()).await.unwrap();
+                pool.flush_all().await.unwrap();
+                pool.close().await.unwrap();
+            }
+        });
+    }
+}
+
+/// Opens the pool on a disk with this content, as a program does.
+fn open(image: &SimImage) -> (Result<Arc<Pool>, PoolError>, Machine) {
+    let machine = Machine::on(image);
+    let rt: Rt = machine.rt.clone();
+    let opened = machine.rt.block_on(async {
+        let device = pi::open(rt.clone(), machine.device(), OpenMode::ReadWrite).await?;
+        Pool::open(rt, device, OpenOptions::default()).await
+    });
+    (opened, machine)
+}
+
+/// The text of the refusal; nothing was written.
+#[track_caller]
+fn refusal(image: &SimImage) -> String {
+    let (opened, machine) = open(image);
+    let refused = opened.err().expect("it is refused").to_string();
+    assert!(machine.disk.image() == *image, "NEEDS-P1: nothing is written");
+    let read = machine.rt.block_on(read_labels(&machine.device()));
+    let _is_refused_too = read.expect_err("the views of other programs refuse it, too");
+    refused
+}
+
+/// The first `blocks` blocks, and zeros behind them if there are more.
+fn resized(image: &SimImage, blocks: u64) -> SimImage {
+    let mut resized = SimImage::empty(blocks);
+    for at in 0..blocks.min(image.blocks()) {
+        let content = image.read_block(at);
+        resized.corrupt(at, |block| *block = content);
+    }
+    resized
+}
+
+#[test]
+fn the_label_names_the_protection_of_the_device() {
+    for format in ["4096+16:64b", "512+8:16b", "4096+64:64b:type3:first:sts=48"] {
+        let world = World::new(format);
+        let protection = world.label.protection.unwrap();
+        assert_eq!(Format::of_bytes(protection.format), format.parse());
+        assert_eq!(Some(protection.identity), world.device.identity());
+        assert!(world.label.features.incompat & Features::PROTECTED != 0);
+        let (opened, _) = open(&world.machine.disk.image());
+        let pool = opened.unwrap();
+        assert_eq!(pool.devices().protection(), format.parse().ok());
+    }
+    let (machine, _) = Machine::new_pool(1 << 20);
+    let label = machine.rt.block_on(read_labels(&machine.device())).unwrap().label;
+    assert_eq!((label.protection, label.features.incompat), (None, Features::FRAGMENTS));
+}
+
+#[test]
+fn a_pool_is_refused_without_the_protection_that_it_needs() {
+    let world = World::new("4096+16:64b");
+    let image = world.machine.disk.image();
+    let data_blocks = world.device.geometry().blocks;
+
+    let copy = refusal(&resized(&image, data_blocks));
+    assert!(copy.contains("the file was cut, or is a copy of the data alone; use"), "{copy}");
+    let cut = refusal(&resized(&image, BLOCKS - 2));
+    assert!(cut.contains("4096 blocks of 4 KiB with it, and there are 4094"), "{cut}");
+    let extended = refusal(&resized(&image, BLOCKS + 100));
+    assert!(extended.contains("if the file was extended, restore its size"), "{extended}");
+    let mut bare = image.clone();
+    [BLOCKS - 2, BLOCKS - 1].into_iter().for_each(|at| bare.corrupt(at, |block| block.fill(0)));
+    assert!(refusal(&bare).contains("no header of it can be read in the last two blocks"));
+}
+
+#[test]
+fn a_pool_is_refused_on_a_namespace_that_was_made_anew() {
+    for (format, says) in [
+        ("4096+8:16b", "the device was formatted with 4096+8:16b:type1:last since"),
+        ("4096+16:64b", "was made anew since: its tuples are lost"),
+    ] {
+        let world = World::new("4096+16:64b");
+        let (rt, disk): (Rt, DynDevice) = (world.machine.rt.clone(), world.machine.device());
+        let again = Emulated::create(rt, disk, format.parse().unwrap());
+        world.machine.rt.block_on(again).unwrap();
+        let refused = refusal(&world.machine.disk.image());
+        assert!(refused.contains(says), "{refused}");
+    }
+}
+
+#[test]
+fn bad_blocks_at_the_end_of_a_plain_pool_do_not_keep_it_closed() {
+    let (machine, pool) = Machine::new_pool(1 << 20);
+    machine.rt.block_on(pool.close()).unwrap();
+    machine.break_blocks(&[4094, 4095], Lasting::Forever);
+    let rt: Rt = machine.rt.clone();
+    machine.rt.block_on(async {
+        let device = pi::open(rt.clone(), machine.device(), OpenMode::ReadWrite).await.unwrap();
+        Pool::open(rt, device, OpenOptions::default()).await.unwrap();
+    });
+}
+
+/// NEEDS-P2, for a pool that an older program made on such a device.
+#[test]
+fn a_label_names_the_protection_from_the_first_mount_that_may_write() {
+    let world = World::new("4096+16:64b");
+    let mut image = world.machine.disk.image();
+    let incompat = Features::FRAGMENTS;
+    let features = Features { incompat, ..world.label.features };
+    let old = Label { features, protection: None, ..world.label.clone() };
+    let bytes: [u8; 4096] = old.encode().try_into().unwrap();
+    for at in Label::areas(old.blocks) {
+        image.corrupt(at, |block| *block = bytes);
+    }
+    let mut writes = 0;
+    loop {
+        let machine = Machine::on(&image);
+        let rt: Rt = machine.rt.clone();
+        machine.disk.arm(Trigger::Write { nth: writes, why: None }, Fault::PowerOff);
+        let opened = async {
+            let device = pi::open(rt.clone(), machine.device(), OpenMode::ReadWrite).await.unwrap();
+            Pool::open(rt, device, OpenOptions::default()).await
+        };
+        let first = select(Box::pin(opened), machine.disk.until_off());
+        let is_open =
+            machine.rt.block_on(async { matches!(first.await, Either::Left((Ok(_), _))) });
+        let after = machine.disk.crash(1);
+        let (opened, machine) = open(&after);
+        let pool = opened.unwrap();
+        assert_eq!(pool.label().protection, world.label.protection);
+        drop((pool, machine));
+        if is_open {
+            break;
+        }
+        writes += 1;
+    }
+    assert!(writes > 2, "{writes}");
+}
