@@ -50,8 +50,9 @@ pub(crate) struct Create {
     /// A name for the pool, up to 64 bytes
     #[arg(long, short = 'L', value_name = "NAME")]
     label: Option<String>,
-    /// Give each block protection information (checksum and tags) of this format: DATA+METADATA:GUARD,
-    /// as in 4096+16:64b, with :type1 to :type3, :first or :last, and :sts=BITS where wanted
+    /// Give each block protection information (checksum and tags) of this format:
+    /// DATA+METADATA:GUARD, as in 4096+16:64b, with :type1 to :type3, :first or :last, and
+    /// :sts=BITS where wanted
     #[arg(long, value_name = "FORMAT")]
     pi: Option<ProtectionFormat>,
 }

@@ -34,6 +34,8 @@ enum View {
     /// Metaslabs and their free space
     #[command(after_help = "Example:\n  copyhold debug space /srv/pool.img --json | jq .")]
     Space(Target),
+    /// Protection information: both headers, and the tuples of a block
+    Protection(Protection),
     Export(export::Export),
 }
 
@@ -53,6 +55,18 @@ struct Nodes {
     table: Option<u64>,
 }
 
+/// Headers and tuples are shown as they are on the file or device, damaged ones too. A guard that
+/// differs means that data or tuple changed; only reads compare tags with an expected birth.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  copyhold debug protection /srv/pool.img --block 70")]
+struct Protection {
+    /// The file or block device
+    pool: PathBuf,
+    /// The tuples of this block of 4 KiB, too
+    #[arg(long)]
+    block: Option<u64>,
+}
+
 impl Debug {
     pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
         let shown = match self.view {
@@ -61,6 +75,7 @@ impl Debug {
             View::Tables(target) => engine::tables(&target.pool)?,
             View::Nodes(nodes) => engine::nodes(&nodes.pool, nodes.table)?,
             View::Space(target) => engine::space(&target.pool)?,
+            View::Protection(of) => engine::protection(&of.pool, of.block)?,
             View::Export(export) => return export.run(report),
         };
         report.show(&shown, || view::text(&shown))

@@ -5,6 +5,7 @@
 mod budget;
 mod errors;
 mod patience;
+mod protection;
 mod serve;
 mod views;
 
@@ -24,6 +25,7 @@ use rustix::io::Errno;
 use crate::failure::Failure;
 
 pub(crate) use patience::patiently;
+pub(crate) use protection::protection;
 pub(crate) use serve::serve;
 pub(crate) use views::{labels, log, nodes, space, tables};
 

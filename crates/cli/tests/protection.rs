@@ -5,9 +5,11 @@
 mod site;
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::process::Output;
 
 use copyhold_harness::{Place, Program, needs};
+use serde_json::Value;
 use site::{PROGRAM, Site, loop_device, worked};
 
 const FORMATS: [&str; 4] =
@@ -75,7 +77,7 @@ fn a_pool_without_tuples_replaces_one_with_them_also_on_a_device() {
     let path = device.path().to_str().unwrap();
     let info = || {
         let printed = worked(Program::at(PROGRAM).run(&["info", path], &[]));
-        serde_json::from_str::<serde_json::Value>(&printed).unwrap()
+        serde_json::from_str::<Value>(&printed).unwrap()
     };
     let all = 128_u64 << 20;
     assert!(create(&[path, "--pi", "4096+64:64b"]).status.success());
@@ -91,4 +93,72 @@ fn a_pool_without_tuples_replaces_one_with_them_also_on_a_device() {
     let refused = create(&[path, "--force", "--pi", "4096+16:64b", "--size", "1G"]);
     assert!(message(&refused).contains("too small"), "{}", message(&refused));
     assert_eq!(info()["size_bytes"].as_u64(), Some(all / 2), "a refusal changes nothing");
+}
+
+/// A pool in a new file, by the program.
+fn made(place: &Place, arguments: &[&str]) -> String {
+    let image = place.image().to_str().unwrap().to_owned();
+    let output = create(&[&[&image, "--size", "64M"], arguments].concat());
+    assert!(output.status.success(), "{}", message(&output));
+    image
+}
+
+fn shown(arguments: &[&str]) -> Value {
+    serde_json::from_str(&worked(Program::at(PROGRAM).run(arguments, &[]))).unwrap()
+}
+
+fn flip(image: &str, at: u64) {
+    let file = File::options().read(true).write(true).open(image).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+}
+
+#[test]
+fn info_and_debug_show_the_protection_and_its_damage() {
+    let place = worked(Place::new(&std::env::temp_dir(), "copyhold-"));
+    let image = made(&place, &["--pi", "512+16:64b"]);
+    let format = "512+16:64b:type2:last";
+    assert_eq!(shown(&["info", &image])["protection"], format);
+    assert_eq!(shown(&["debug", "labels", &image])["protection"], format);
+    let debug = || shown(&["debug", "protection", &image, "--block", "0"]);
+    let good = debug();
+    let headers = good["headers"].as_array().unwrap();
+    assert!(headers.iter().all(|header| header["format"] == format && header["state"] == "good"));
+    let tuples = good["tuples"].as_array().unwrap();
+    assert_eq!(tuples.len(), 8, "the label has eight blocks of 512 bytes");
+    assert!(tuples.iter().all(|tuple| tuple["state"] == "guard matches"), "{good}");
+    let unwritten = shown(&["debug", "protection", &image, "--block", "9000"]);
+    assert_eq!(unwritten["tuples"][3]["state"], "escape: nothing is checked");
+
+    let last = headers[1]["at"].as_u64().unwrap() * 4096;
+    let tuple = &tuples[3];
+    flip(&image, last + 200);
+    flip(&image, tuple["at"].as_u64().unwrap() * 4096 + tuple["byte"].as_u64().unwrap());
+    let damaged = debug();
+    assert!(damaged["headers"][1]["state"].as_str().unwrap().contains("damaged"), "{damaged}");
+    assert_eq!(damaged["tuples"][3]["state"], "guard differs");
+    assert_eq!(damaged["tuples"][4], tuples[4]);
+    // One header is enough, and the label's tuple is not compared.
+    assert_eq!(shown(&["info", &image])["protection"], format);
+}
+
+#[test]
+fn a_copy_without_its_tuples_is_refused_and_says_why() {
+    let place = worked(Place::new(&std::env::temp_dir(), "copyhold-"));
+    let image = made(&place, &["--pi", "4096+16:64b"]);
+    let data = shown(&["info", &image])["size_bytes"].as_u64().unwrap();
+    let file = File::options().write(true).open(&image).unwrap();
+    let refused = |says: &str| {
+        for verb in ["info", "check"] {
+            let output = worked(Program::at(PROGRAM).ask(&[verb, &image], &[]));
+            assert!(!output.status.success());
+            assert!(message(&output).contains(says), "{verb}: {}", message(&output));
+        }
+        assert!(shown(&["debug", "labels", &image])["protection"].is_string());
+    };
+    file.set_len((64 << 20) + (1 << 20)).unwrap();
+    refused("if the file was extended, restore its size");
+    file.set_len(data).unwrap();
+    refused("the file was cut, or is a copy of the data alone");
 }

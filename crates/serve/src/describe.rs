@@ -23,6 +23,7 @@ pub fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
         "read_only": pool.is_read_only(),
         "read_only_because": pool.read_only(),
         "durable_txg": pool.durable_txg().get(),
+        "protection": pool.devices().protection().map(|format| format.to_string()),
         "size_bytes": bytes(label.blocks),
         "allocated_bytes": bytes(space.allocated),
         "available_bytes": bytes(space.available()),

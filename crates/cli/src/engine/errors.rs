@@ -65,6 +65,7 @@ impl From<PoolError> for Failure {
             PoolError::NotAPool { .. } => Kind::NotAPool,
             PoolError::Newer { .. } => Kind::NewerFormat,
             PoolError::TooSmall { .. } => Kind::Usage,
+            PoolError::Protection { .. } => Kind::Device,
             PoolError::Shrunk { .. } | PoolError::Stopped { .. } | PoolError::Unreadable { .. } => {
                 Kind::Device
             }

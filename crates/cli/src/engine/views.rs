@@ -5,11 +5,12 @@
 
 use std::path::Path;
 
+use copyhold_device::pi::Format;
 use copyhold_device::{DynDevice, OpenMode};
 use copyhold_format::label::Label;
 use copyhold_format::node::Level;
 use copyhold_log::{Recovered, Ring, recover};
-use copyhold_pool::{PoolError, newest_uberblock, read_labels, read_uberblocks};
+use copyhold_pool::{PoolError, find_labels, newest_uberblock, read_labels, read_uberblocks};
 use copyhold_serve::describe;
 use copyhold_types::{NodePtr, Txg};
 use serde_json::{Value, json};
@@ -22,7 +23,7 @@ pub(crate) fn labels(pool: &Path) -> Result<Value, Failure> {
     let machine = Machine::start()?;
     let device = machine.open_device(pool, OpenMode::ReadOnly)?;
     machine.run(async {
-        let labels = read_labels(&device).await?;
+        let labels = find_labels(&device).await?;
         let label = &labels.label;
         let [start, end] = labels.problems.map(|problem| problem.unwrap_or("good".into()));
         let ring = match read_uberblocks(&device, label).await {
@@ -47,6 +48,10 @@ pub(crate) fn labels(pool: &Path) -> Result<Value, Failure> {
             "metaslab_blocks": label.metaslab_blocks,
             "node_bytes": label.node_bytes,
             "partition_leaves": label.partition_leaves,
+            "protection": label.protection.map(|needed| match Format::of_bytes(needed.format) {
+                Ok(format) => format.to_string(),
+                Err(problem) => problem.to_string(),
+            }),
             "uberblocks": uberblocks,
         }))
     })
