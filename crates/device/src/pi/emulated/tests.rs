@@ -361,7 +361,7 @@ fn many_entries(rt: &Arc<SeededRuntime>) -> Arc<Emulated> {
     let (read_latency, write_latency) = (LATENCY..LATENCY + 1, LATENCY..LATENCY + 1);
     let config =
         SimConfig { read_latency, write_latency, one_slow_in: u64::MAX, ..SimConfig::new(1) };
-    let disk = SimDevice::from_image(rt.clone(), DeviceId(0), SimImage::empty(5_000), config);
+    let disk = SimDevice::from_image(rt.clone(), DeviceId(0), SimImage::empty(6_000), config);
     let format = "4096+64:64b".parse().unwrap();
     rt.block_on(Emulated::create(rt.clone(), disk, format)).unwrap()
 }
@@ -375,24 +375,27 @@ fn requests_for_different_blocks_of_entries_run_together_although_they_have_one_
     assert_eq!(places[1] - places[0], 64);
     let write = |block| device.write(block, content(1, 1).into(), WHY);
     let since = rt.now();
-    // One alone, then the others together: a read and a write each time.
-    for done in rt.block_on(join_all([write(first + 1), write(first), write(same_turn)])) {
+    // Any one alone, then the others together: a read and a write each time.
+    let all = [first, first + 1, same_turn, same_turn + 1].map(write);
+    for done in rt.block_on(join_all(all)) {
         done.unwrap();
     }
     assert!(rt.now() - since < 5 * LATENCY, "{} ns", rt.now() - since);
 }
 
 #[test]
-fn a_discard_of_all_blocks_leaves_turns_to_others() {
+fn a_discard_of_many_blocks_leaves_turns_to_others() {
     let rt = SeededRuntime::new(1);
     let device = many_entries(&rt);
-    let last = device.geometry().blocks - 1;
+    // Entries in as many blocks as there are turns, and in one whose turn comes late.
+    let (all, other) = (64 * 64, 64 * (64 + 20));
     rt.block_on(async {
-        let mut discard = device.discard(0, last);
-        let write = device.write(last, content(1, 1).into(), WHY);
+        let mut discard = device.discard(0, all);
         assert!(futures_util::poll!(&mut discard).is_pending());
-        write.await.unwrap();
-        assert!(futures_util::poll!(&mut discard).is_pending(), "pieces of it are left");
+        rt.sleep(std::time::Duration::from_nanos(LATENCY / 10)).await;
+        let since = rt.now();
+        device.write(other, content(1, 1).into(), WHY).await.unwrap();
+        assert!(rt.now() - since < 5 * LATENCY / 2, "it reads and writes its entries at once");
         discard.await.unwrap();
     });
 }
