@@ -162,3 +162,19 @@ fn a_copy_without_its_tuples_is_refused_and_says_why() {
     file.set_len(data).unwrap();
     refused("the file was cut, or is a copy of the data alone");
 }
+
+#[test]
+fn files_are_exported_although_the_first_label_is_damaged() {
+    if !needs::are_met() {
+        return;
+    }
+    let create = ["--size", "64M", "--pi", "512+64:64b"];
+    let Some(site) = Site::made(&create, &[]) else { return };
+    fs::write(site.path("file"), b"content").unwrap();
+    site.unmount();
+    flip(&site.pool(), 100);
+    let listed =
+        worked(Program::at(PROGRAM).run(&["debug", "export", "--list", &site.pool()], &[]));
+    assert!(listed.contains("file"), "{listed}");
+    assert!(listed.contains("label in block 0"), "{listed}");
+}
