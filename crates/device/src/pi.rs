@@ -13,6 +13,7 @@
 //!   tuple       bytes of a tuple, and its comparison with tags
 //!   command     the effect of a read or write on data and metadata, as a drive has it
 //!   host        tags of places and births, and the host's verification
+//!   judge       commands of requests, and the answers to them as errors
 //!   emulated    a namespace on any device: places in `layout`, changes in `entries`,
 //!               identity in `header`; `faults` for tests
 //! ```
@@ -28,14 +29,18 @@ mod format;
 mod guard;
 mod header;
 mod host;
+mod judge;
 mod layout;
 mod tuple;
 
 pub use command::{Command, Refusal, Status};
 pub use emulated::{Emulated, open};
 pub use faults::DriveFault;
+#[cfg(test)]
+pub(crate) use format::tests::formats;
 pub use format::{Format, FormatError, Place, Type};
 pub use guard::Guard;
 pub use header::{Features, Header, HeaderProblem, header_digest};
 pub use host::{Guards, Kind};
+pub(crate) use judge::Request;
 pub use tuple::{Checks, Tags, Tuple};

@@ -31,16 +31,16 @@ use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Purpose};
 use futures_channel::oneshot;
 
-use super::command::{Command, Refusal, Status};
+use super::command::Refusal;
 use super::entries::Entries;
 use super::faults::{DriveFault, Faults, flip};
 use super::header::{Header, HeaderProblem};
 use super::layout::{HEADERS, Layout};
-use super::{Checks, Format, Kind, Tags};
+use super::{Format, Request};
 use crate::error::check_bounds;
 use crate::{
     Access, Counters, Device, DeviceError, DynDevice, Expect, Geometry, IoError, OpenMode, Protect,
-    Verifier, at_once,
+    at_once,
 };
 
 /// See the module's text.
@@ -58,15 +58,6 @@ struct Shared {
     counters: Arc<Counters>,
     entries: Entries,
     faults: Faults,
-}
-
-/// The blocks of a request, for its errors.
-#[derive(Clone, Copy)]
-struct Request {
-    block: u64,
-    blocks: u32,
-    why: Purpose,
-    access: Access,
 }
 
 impl Emulated {
@@ -206,15 +197,6 @@ impl Shared {
         &self.layout.format
     }
 
-    fn tags(&self, block: u64, birth: Option<u32>) -> Tags {
-        Tags::of_birth(self.format(), self.first(block), birth)
-    }
-
-    /// The first of the drive's blocks in one of 4 KiB.
-    fn first(&self, block: u64) -> u64 {
-        block * self.format().parts() as u64
-    }
-
     fn check_bounds(&self, block: u64, blocks: u64) -> Result<(), DeviceError> {
         check_bounds(&self.name, self.layout.data_blocks, block, blocks)
     }
@@ -226,27 +208,11 @@ impl Shared {
     // Deciding
 
     /// The metadata that a write stores, as a drive would.
-    fn decide(&self, block: u64, data: &Bufs, protect: &Protect) -> Result<Vec<u8>, Refusal> {
+    fn decide(&self, request: Request, data: &Bufs, protect: &Protect) -> Result<Vec<u8>, Refusal> {
         let format = self.format();
         let data: Vec<&[u8]> = data.iter().map(|buf| &**buf).collect();
-        let first = self.first(block);
-        let by_device = |birth| {
-            let blocks = data.iter().map(|bytes| bytes.len()).sum::<usize>() / format.data_bytes();
-            let zeros = vec![0; blocks * format.metadata_bytes()];
-            let tags = self.tags(block, birth);
-            let command = Command { by_device: true, checks: Checks::NONE, tags };
-            command.write(format, first, &data, Some(&zeros))
-        };
-        match protect {
-            Protect::Plain => by_device(None),
-            Protect::Offload { birth } => by_device(Some(*birth)),
-            Protect::Guard { birth, guards } => {
-                let tags = self.tags(block, Some(*birth));
-                let sent = format.metadata(&tags, guards);
-                let command = Command { by_device: false, checks: Checks::all(format), tags };
-                command.write(format, first, &data, Some(&sent))
-            }
-        }
+        let (command, sent) = request.write_command(format, protect);
+        command.write(format, request.first(format), &data, Some(&sent))
     }
 
     /// The data that a read returns: checked by the drive, then by the host.
@@ -258,48 +224,17 @@ impl Shared {
         mut data: Buf,
         metadata: &[u8],
     ) -> Result<Buf, DeviceError> {
-        let birth = expect.birth();
-        let tags = self.tags(request.block, birth);
-        if birth.is_some() && fault != Some(DriveFault::SkipChecks) {
-            let by_device = !matches!(expect, Expect::Guard { .. });
-            let command = Command { by_device, checks: Checks::all(self.format()), tags };
-            let answer = command.read(self.format(), self.first(request.block), &data, metadata);
-            answer.map_err(|refusal| self.refused(request, refusal))?;
+        let format = self.format();
+        if expect.birth().is_some() && fault != Some(DriveFault::SkipChecks) {
+            let command = request.read_command(format, expect);
+            let answer = command.read(format, request.first(format), &data, metadata);
+            answer.map_err(|refusal| request.refused(&self.name, format, refusal))?;
         }
         if fault == Some(DriveFault::FlipToHost) {
             flip(std::slice::from_mut(&mut data));
         }
-        if let Expect::Guard { .. } = expect {
-            let verified = self.format().verify(&tags, &data, metadata);
-            verified.map_err(|(nth, kind)| self.mismatch(request, nth, kind, Verifier::Host))?;
-        }
+        request.verify(&self.name, format, expect, &data, metadata)?;
         Ok(data)
-    }
-
-    fn refused(&self, request: Request, refusal: Refusal) -> DeviceError {
-        let kind = match refusal.status {
-            Status::Guard => Kind::Guard,
-            Status::App => Kind::App,
-            Status::Reference => Kind::Reference,
-            Status::Storage => Kind::Storage,
-            _ => {
-                let Request { block, blocks, why, access } = request;
-                let name = self.name.clone();
-                return DeviceError::Contradiction { name, block, blocks, why, access };
-            }
-        };
-        self.mismatch(request, refusal.nth, kind, Verifier::Device)
-    }
-
-    fn mismatch(&self, request: Request, nth: u64, kind: Kind, by: Verifier) -> DeviceError {
-        let Request { block, why, access, .. } = request;
-        let block = block + nth / self.format().parts() as u64;
-        DeviceError::Integrity { name: self.name.clone(), block, blocks: 1, why, access, kind, by }
-    }
-
-    fn failed(&self, request: Request, errno: i32) -> DeviceError {
-        let (Request { block, blocks, why, .. }, source) = (request, IoError(errno));
-        DeviceError::Write { name: self.name.clone(), block, blocks, why, source }
     }
 
     /// An error of a request for entries, as one of the blocks that they belong to.
@@ -313,7 +248,7 @@ impl Shared {
             }
             DeviceError::Integrity { .. } => {
                 // The medium of the tuples has failed; the data of this write is not wrong.
-                self.failed(request, libc::EIO)
+                request.failed(&self.name, IoError(libc::EIO))
             }
             DeviceError::Read { source, .. } if !is_write => {
                 DeviceError::Read { name, block, blocks, why, source }
@@ -393,15 +328,17 @@ impl Device for Emulated {
         }
         let request = Request { block, blocks: blocks as u32, why, access: Access::Write };
         if shared.mode == OpenMode::ReadOnly {
-            return at_once(Err(shared.failed(request, libc::EROFS)));
+            return at_once(Err(request.failed(&shared.name, IoError(libc::EROFS))));
         }
         let fault = shared.faults.trip(why, Access::Write);
         if fault == Some(DriveFault::FlipToDrive) {
             flip(&mut data);
         }
-        let metadata = match shared.decide(block, &data, &protect) {
+        let metadata = match shared.decide(request, &data, &protect) {
             Ok(metadata) => metadata,
-            Err(refusal) => return at_once(Err(shared.refused(request, refusal))),
+            Err(refusal) => {
+                return at_once(Err(request.refused(&shared.name, shared.format(), refusal)));
+            }
         };
         shared.counters.write(why, blocks);
         let to = match fault {
@@ -422,7 +359,9 @@ impl Device for Emulated {
             }
         });
         Box::pin(async move {
-            stored.await.unwrap_or_else(|_| Err(shared.failed(request, libc::ECANCELED)))
+            stored
+                .await
+                .unwrap_or_else(|_| Err(request.failed(&shared.name, IoError(libc::ECANCELED))))
         })
     }
 

@@ -8,8 +8,9 @@ use copyhold_runtime::{Runtime, SeededRuntime};
 use futures_util::future::join_all;
 
 use super::super::layout::complement;
-use super::super::{Guards, Place, Type};
+use super::super::{Guards, Kind, Place, Type};
 use super::*;
+use crate::Verifier;
 use crate::sim::{Fault, Lasting, SimConfig, SimDevice, SimImage, Trigger};
 
 const WHY: Purpose = Purpose::Data;
@@ -199,7 +200,7 @@ fn wrong_guards_are_refused_before_anything_is_stored() {
         let before = world.disk.image();
         let data = content(2, 4);
         let Protect::Guard { mut guards, .. } = world.guarded(&data, BIRTH) else { unreachable!() };
-        let of_third = world.device.shared.first(2) as usize;
+        let of_third = 2 * world.device.shared.format().parts();
         guards[of_third] ^= 1;
         let answer = world.write(10, &data, Protect::Guard { birth: BIRTH, guards });
         let text = answer.clone().unwrap_err().to_string();
