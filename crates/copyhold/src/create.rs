@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use copyhold_device::pi::{Emulated, Format};
-use copyhold_device::{Device, DeviceError, DynDevice, FileDevice, OpenMode};
+use copyhold_device::{Device, DeviceError, DynDevice, FileDevice, NvmeDevice, OpenMode, nvme};
 use copyhold_format::label::NAME_MAX;
 use copyhold_fs::{Caller, Filesystem};
 use copyhold_pool::{CreateOptions as Shape, read_labels};
@@ -115,6 +115,9 @@ fn make(
     bytes: u64,
     options: &CreateOptions,
 ) -> Result<PoolId, Error> {
+    if nvme::is_namespace(path) {
+        return make_on_namespace(executors, path, options);
+    }
     let file = FileDevice::create(executors.reactor(), DeviceId(0), path, bytes, options.force);
     let file = file.map_err(|error| occupied(executors, path, error))?;
     let made = executors.block_on(async {
@@ -134,6 +137,21 @@ fn make(
         file.remove_if_made();
     }
     made
+}
+
+/// Makes a pool on an NVMe namespace, which has its room and its tuples already.
+fn make_on_namespace(
+    executors: &Arc<Executors>,
+    path: &Path,
+    options: &CreateOptions,
+) -> Result<PoolId, Error> {
+    if options.protection.is_some() {
+        return Err(Error::ProtectedAlready { path: path.into() });
+    }
+    let device = NvmeDevice::create(executors.reactor(), DeviceId(0), path, options.force);
+    let device = device.map_err(|error| occupied(executors, path, error))?;
+    let shape = check(path, device.geometry().blocks, options)?;
+    executors.block_on(fill(executors.clone(), device, &shape))
 }
 
 /// The shape of a pool on a file or device of so many blocks. Refuses one that has no room there.

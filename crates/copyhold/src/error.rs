@@ -39,6 +39,8 @@ pub enum Error {
     /// [`crate::Pool::create`] found data in the first or last MiB of its path.
     #[error("{} holds {found}; `CreateOptions::force` overwrites it", path.display())]
     Occupied { path: PathBuf, found: &'static str },
+    #[error("{} has protection information of its own, and needs no other", path.display())]
+    ProtectedAlready { path: PathBuf },
     #[error("{} does not exist; give its size in `CreateOptions::bytes`", path.display())]
     NoSize { path: PathBuf },
     #[error("{} does not exist; `lsblk` lists block devices", path.display())]
@@ -80,7 +82,7 @@ impl Error {
             Error::NoSize { .. } | Error::NoDevice { .. } => libc::ENOENT,
             Error::OtherPool(_) => libc::EXDEV,
             Error::LongName { .. } => libc::ENAMETOOLONG,
-            Error::Option(_) | Error::Budget(_) => libc::EINVAL,
+            Error::Option(_) | Error::Budget(_) | Error::ProtectedAlready { .. } => libc::EINVAL,
             Error::Mount(error) => errno_of_mount(error).code(),
             Error::Covered { .. } => libc::EBUSY,
             Error::Serve(error) => errno_of_serving(error).code(),

@@ -4,6 +4,7 @@ use std::fmt;
 
 use copyhold_types::{DeviceId, Purpose};
 
+use crate::nvme::IdentifyProblem;
 use crate::pi::{HeaderProblem, Kind};
 
 /// A failed request. `Clone`, since many waiters may receive one failure.
@@ -44,6 +45,13 @@ pub enum DeviceError {
         name: String,
         #[source]
         problem: Box<HeaderProblem>,
+    },
+    /// A drive has a namespace that cannot be used.
+    #[error("{name}: {problem}")]
+    Identify {
+        name: String,
+        #[source]
+        problem: Box<IdentifyProblem>,
     },
     #[error("{name}: writing {blocks} blocks at {block} for {why:?} failed: {source}")]
     Write {
@@ -92,7 +100,7 @@ pub enum DeviceError {
     },
     #[error("{name} holds {found}; choose another path, or force the creation and lose it")]
     Occupied { name: String, found: &'static str },
-    #[error("{name} is neither a regular file nor a block device")]
+    #[error("{name} is no regular file, block device or character device of an NVMe namespace")]
     NotADevice { name: String },
     #[error("{name} has sectors of {bytes} bytes; more than 4096 are not supported")]
     SectorTooLarge { name: String, bytes: u32 },

@@ -21,10 +21,13 @@ use copyhold_runtime::{BoxFuture, Completion, Op, Reactor};
 use copyhold_sync::{RwLock, of};
 use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Purpose};
 
+pub(crate) use self::block_device::size as block_bytes;
 use self::create::Made;
 pub use self::open::OpenMode;
-use self::open::{Locked, Opened, io_error};
+use self::open::Opened;
+pub(crate) use self::open::{Locked, failed, io_error, lock, name_of, open_patiently};
 pub use self::signature::probe_signature;
+pub(crate) use self::signature::recognise;
 use crate::error::check_bounds;
 use crate::pi::Format;
 use crate::{Counters, Device, DeviceError, Expect, Geometry, IoError, Protect, at_once};

@@ -15,6 +15,7 @@ use copyhold_types::{Buf, Bufs, DeviceId, Purpose};
 mod counters;
 mod error;
 pub mod file;
+pub mod nvme;
 mod open;
 pub mod pi;
 mod protect;
@@ -23,6 +24,7 @@ pub mod sim;
 pub use counters::{CounterSnapshot, Counters, PurposeCount};
 pub use error::{Access, DeviceError, IoError, Verifier};
 pub use file::{FileDevice, OpenMode};
+pub use nvme::NvmeDevice;
 pub use open::open;
 pub use protect::{Expect, Protect};
 pub use sim::SimDevice;
@@ -66,8 +68,8 @@ pub trait Device: Send + Sync {
     ) -> BoxFuture<'static, Result<Buf, DeviceError>>;
 
     /// Writes `data`, buffer behind buffer, starting at `block`: one request, as far as the system
-    /// allows. On an error any part may have been written, but if the device finds that the guards
-    /// do not match the data that arrives, nothing is: [`DeviceError::Integrity`].
+    /// allows. On an error any part may have been written, but no block of which the device finds
+    /// that its guard does not match the data that arrives: [`DeviceError::Integrity`].
     fn write_protected(
         &self,
         block: u64,

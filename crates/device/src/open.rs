@@ -1,8 +1,8 @@
 //! Opening the device that a path names.
 //!
-//! A path names a regular file or a block device. If there is a namespace with protection
-//! information on it, the namespace is the device, without an option: a pool must never be used
-//! without the tuples of its blocks.
+//! A path names a regular file, a block device, or the character device of an NVMe namespace. If
+//! there is a namespace with protection information on a file or block device, the namespace is the
+//! device, without an option: a pool must never be used without the tuples of its blocks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use copyhold_runtime::{Reactor, Rt};
 use copyhold_types::DeviceId;
 
-use crate::{DeviceError, DynDevice, FileDevice, OpenMode, pi};
+use crate::{DeviceError, DynDevice, FileDevice, NvmeDevice, OpenMode, nvme, pi};
 
 /// Opens and locks the device at `path`.
 pub async fn open(
@@ -20,6 +20,9 @@ pub async fn open(
     path: &Path,
     mode: OpenMode,
 ) -> Result<DynDevice, DeviceError> {
+    if nvme::is_namespace(path) {
+        return Ok(NvmeDevice::open(reactor, id, path, mode)?);
+    }
     let file = FileDevice::open(reactor, id, path, mode)?;
     pi::open(rt, file, mode).await
 }

@@ -31,6 +31,16 @@ impl Protect {
     pub(crate) fn check_plain(&self, name: &str) -> Result<(), DeviceError> {
         check_plain(*self == Protect::Plain, name)
     }
+
+    /// Of a part of the blocks of the device.
+    pub(crate) fn part(&self, blocks: std::ops::Range<usize>) -> Protect {
+        match self {
+            Protect::Guard { birth, guards } => {
+                Protect::Guard { birth: *birth, guards: guards[blocks].into() }
+            }
+            other => other.clone(),
+        }
+    }
 }
 
 impl Expect {

@@ -184,6 +184,8 @@ ranks! {
     DriveFaults,
     /// The file that a device is on.
     DeviceFile,
+    /// The namespace of a drive that a device is on.
+    NvmeDrive,
     /// The simulated device.
     SimDevice,
 

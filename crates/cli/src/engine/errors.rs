@@ -31,7 +31,9 @@ impl From<copyhold::Error> for Failure {
             error @ Error::NoDevice { .. } => Failure::new(Kind::NotFound, error.to_string()),
             error @ Error::Covered { .. } => Failure::new(Kind::InUse, error.to_string()),
             Error::Path { path, source } => Failure::system(path.display(), &source),
-            error @ Error::LongName { .. } => Failure::usage(error.to_string()),
+            error @ (Error::LongName { .. } | Error::ProtectedAlready { .. }) => {
+                Failure::usage(error.to_string())
+            }
             error => Failure::new(Kind::Failed, chain(&error)),
         }
     }

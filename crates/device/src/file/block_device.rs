@@ -11,7 +11,7 @@ const BLKGETSIZE64: Opcode = opcode::read::<usize>(0x12, 114);
 const BLKDISCARD: Opcode = opcode::none(0x12, 119);
 
 /// Size in bytes.
-pub(super) fn size(fd: impl AsFd) -> io::Result<u64> {
+pub(crate) fn size(fd: impl AsFd) -> io::Result<u64> {
     // SAFETY: BLKGETSIZE64 writes one u64, even if its opcode names another size (linux/fs.h).
     Ok(unsafe { ioctl(fd, Getter::<BLKGETSIZE64, u64>::new()) }?)
 }

@@ -29,7 +29,7 @@ pub enum OpenMode {
 /// A locked descriptor. It unlocks when it goes, and does not leave that to the last close: the
 /// kernel may hold the file a moment longer for a request that has completed, and a child that was
 /// just forked until it executes its program.
-pub(super) struct Locked(OwnedFd);
+pub(crate) struct Locked(OwnedFd);
 
 impl AsFd for Locked {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -52,16 +52,16 @@ pub(super) struct Opened {
     pub(super) bytes: u64,
 }
 
-pub(super) fn name_of(path: &Path) -> String {
+pub(crate) fn name_of(path: &Path) -> String {
     path.display().to_string()
 }
 
-pub(super) fn io_error(error: &io::Error) -> IoError {
+pub(crate) fn io_error(error: &io::Error) -> IoError {
     IoError(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
 /// Turns an errno of opening into an error.
-pub(super) fn failed(path: &Path) -> impl Fn(Errno) -> DeviceError + use<> {
+pub(crate) fn failed(path: &Path) -> impl Fn(Errno) -> DeviceError + use<> {
     let name = name_of(path);
     move |errno| DeviceError::Open { name: name.clone(), source: IoError(errno.raw_os_error()) }
 }
@@ -110,7 +110,7 @@ pub(super) fn is_block_device(path: &Path) -> Result<bool, DeviceError> {
 
 /// A block device that was just closed can be busy for a moment, see [`Locked`].
 #[allow(clippy::disallowed_methods, reason = "opening happens before there are tasks")]
-fn open_patiently(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn open_patiently(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     const TRIES: u32 = 20;
     for _ in 1..TRIES {
         match rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) {
@@ -121,7 +121,7 @@ fn open_patiently(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
 }
 
-pub(super) fn lock(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<Locked, DeviceError> {
+pub(crate) fn lock(fd: OwnedFd, path: &Path, mode: OpenMode) -> Result<Locked, DeviceError> {
     let operation = match mode {
         OpenMode::ReadWrite => FlockOperation::NonBlockingLockExclusive,
         OpenMode::ReadOnly => FlockOperation::NonBlockingLockShared,

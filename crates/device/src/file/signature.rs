@@ -107,7 +107,8 @@ fn look(file: impl AsFd, from: u64, end: u64) -> rustix::io::Result<Vec<u8>> {
     Ok(seen)
 }
 
-fn recognise(head: &[u8], tail: &[u8]) -> Option<&'static str> {
+/// The kind of data that begins and ends with these bytes, if there is any.
+pub(crate) fn recognise(head: &[u8], tail: &[u8]) -> Option<&'static str> {
     let found = MAGICS.iter().find(|magic| magic.matches(head, tail));
     let is_used = || head.iter().chain(tail).any(|byte| *byte != 0);
     found.map(|magic| magic.what).or_else(|| is_used().then_some("data of an unknown kind"))

@@ -1,0 +1,112 @@
+//! Opening: the character device of a namespace, its locks, and its block device.
+//!
+//! The number of the node, not its name, decides what it is: sysfs names the device that has it. A
+//! path may be a link, and a name in `/dev` may lie.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, OFlags};
+use rustix::io::Errno;
+
+use super::drive::{Drive, unusable};
+use super::passthrough::Passthrough;
+use crate::DeviceError;
+use crate::file::{OpenMode, block_bytes, failed, lock, name_of, open_patiently};
+
+/// Whether `path` is the character device of a namespace of an NVMe drive.
+pub fn is_namespace(path: &Path) -> bool {
+    block_device_of(path).is_some()
+}
+
+/// Opens the namespace, and asks the drive for its format.
+pub(super) fn open(path: &Path, mode: OpenMode) -> Result<Drive, DeviceError> {
+    let name = name_of(path);
+    let Some(block_device) = block_device_of(path) else {
+        return Err(DeviceError::NotADevice { name });
+    };
+    let access = match mode {
+        OpenMode::ReadWrite => OFlags::RDWR,
+        OpenMode::ReadOnly => OFlags::RDONLY,
+    };
+    let node = open_patiently(path, access | OFlags::CLOEXEC).map_err(failed(path))?;
+    let node = lock(node, path, mode)?;
+    let claim = open_block_device(&block_device, path, mode)?;
+    let kernel = match &claim {
+        Some(claim) => block_bytes(claim).map_err(|source| open_failed(&name, source))?,
+        None => 0,
+    };
+    // A reader leaves the block device to others.
+    let claim = claim.filter(|_| mode == OpenMode::ReadWrite);
+    let way = Passthrough::new(node, claim);
+    let namespace = way.namespace().map_err(|source| open_failed(&name, source))?;
+    let drive = Drive::identify(Box::new(way), namespace, &name)?;
+    let is_right = drive.identity().expect_size(kernel);
+    is_right.map_err(|problem| unusable(&name, problem))?;
+    Ok(drive)
+}
+
+fn open_failed(name: &str, error: std::io::Error) -> DeviceError {
+    DeviceError::Open { name: name.into(), source: crate::file::io_error(&error) }
+}
+
+/// The kernel's block device of the same namespace, claimed by a writer; not every format has one.
+fn open_block_device(
+    block_device: &Path,
+    path: &Path,
+    mode: OpenMode,
+) -> Result<Option<OwnedFd>, DeviceError> {
+    let exclusive = match mode {
+        OpenMode::ReadWrite => OFlags::EXCL,
+        OpenMode::ReadOnly => OFlags::empty(),
+    };
+    match open_patiently(block_device, OFlags::RDONLY | OFlags::CLOEXEC | exclusive) {
+        Ok(claim) => Ok(Some(claim)),
+        Err(Errno::NOENT | Errno::NXIO | Errno::NODEV | Errno::NOMEDIUM) => Ok(None),
+        Err(Errno::BUSY) => Err(DeviceError::Locked { name: name_of(path) }),
+        Err(errno) => Err(failed(block_device)(errno)),
+    }
+}
+
+/// The name that the block device of a namespace would have; none if `path` is no namespace.
+fn block_device_of(path: &Path) -> Option<PathBuf> {
+    let stat = rustix::fs::stat(path).ok()?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
+        return None;
+    }
+    let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    let target = std::fs::read_link(format!("/sys/dev/char/{major}:{minor}")).ok()?;
+    let block_device = block_name(target.file_name()?.to_str()?)?;
+    Some(Path::new("/dev").join(block_device))
+}
+
+/// `nvme0n1` of `ng0n1`.
+fn block_name(name: &str) -> Option<String> {
+    let rest = name.strip_prefix("ng")?;
+    let (drive, namespace) = rest.split_once('n')?;
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    (is_number(drive) && is_number(namespace)).then(|| format!("nvme{rest}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_namespaces_are_told_from_others() {
+        assert_eq!(block_name("ng0n1").as_deref(), Some("nvme0n1"));
+        assert_eq!(block_name("ng12n340").as_deref(), Some("nvme12n340"));
+        for other in ["nvme0", "ng0", "ngn1", "ng0n", "ng0nx", "ng0n1p1", "null", "ng-fabric"] {
+            assert_eq!(block_name(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn other_devices_are_no_namespaces() {
+        for path in ["/dev/null", "/dev", "/nowhere"] {
+            assert!(!is_namespace(Path::new(path)), "{path}");
+        }
+        let opened = open(Path::new("/dev/null"), OpenMode::ReadOnly);
+        assert!(matches!(opened, Err(DeviceError::NotADevice { .. })));
+    }
+}
