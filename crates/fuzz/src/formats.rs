@@ -3,6 +3,7 @@
 //! Inputs to begin with are what stands in the pool that `base` makes.
 
 mod begin;
+mod identify;
 mod nodes;
 mod protection;
 
@@ -24,6 +25,7 @@ use copyhold_types::{BlockAddr, DeviceId, Digest, EpochId, InodeNo, Key, NodePtr
 use xxhash_rust::xxh3::xxh3_64;
 
 pub(crate) use begin::*;
+pub(crate) use identify::{identify, identities};
 pub(crate) use nodes::node;
 pub(crate) use protection::{protection, protections};
 

@@ -44,7 +44,7 @@ const fn quick(name: &'static str, run: fn(&[u8]), begin: fn() -> Vec<Vec<u8>>) 
 }
 
 /// All targets.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 17] = [
     quick("label", formats::label, formats::labels),
     quick("uberblock", formats::uberblock, formats::uberblocks),
     quick("frame", formats::frame, formats::frames),
@@ -58,6 +58,7 @@ pub const TARGETS: [Target; 16] = [
     quick("families", formats::families, formats::family_values),
     quick("quota", formats::quota, formats::quota_values),
     quick("protection", formats::protection, formats::protections),
+    quick("identify", formats::identify, formats::identities),
     Target { name: "requests", run: requests::run, begin: requests::begin, rounds: 400 },
     Target { name: "control", run: control::run, begin: control::begin, rounds: 400 },
     Target { name: "image", run: image::run, begin: image::begin, rounds: 150 },
