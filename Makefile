@@ -145,6 +145,11 @@ xfstests: ## xfstests' quick generic tests (root): XFSTESTS=DIR, a built tree of
 	cargo build --release --locked -p copyhold-cli
 	XFSTESTS=$(XFSTESTS) scripts/xfstests.sh
 
+.PHONY: test-nvme
+test-nvme: ## pools on emulated NVMe namespaces with protection information, in a guest: FORM=short
+	scripts/setup.sh build nvme
+	scripts/nvme.sh $(FORM)
+
 .PHONY: man
 man: ## man pages and shell completions, into $(TARGET)/man and $(TARGET)/completions
 	cargo build --release --locked -p copyhold-cli

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs what the build, the tests and the demo need and this machine lacks. Debian, as root or
 # with sudo; asks nothing, does nothing twice.
-# Usage: scripts/setup.sh [build] [test] [demo] [bench] [acceptance] [lint] [fuzz] [miri] [tsan]
+# Usage: scripts/setup.sh [build] [test] [demo] [bench] [acceptance] [nvme] [lint] [fuzz] [miri]
+#     [tsan]
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -33,10 +34,14 @@ for part in "${@:-build}"; do
         # Its programs are not in PATH.
         [ -e /usr/share/postgresql-common ] || missing="$missing postgresql"
         ;;
+    nvme)
+        need qemu-system-x86_64 qemu-system-x86; need busybox busybox-static; need cpio cpio
+        need strip binutils
+        ;;
     lint | fuzz | miri | tsan) ;;
     *)
-        die "unknown part '$part'; use build, test, demo, bench, acceptance, lint, fuzz, miri or" \
-            "tsan"
+        die "unknown part '$part'; use build, test, demo, bench, acceptance, nvme, lint, fuzz," \
+            "miri or tsan"
         ;;
     esac
 done
