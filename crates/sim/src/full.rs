@@ -119,7 +119,7 @@ impl History {
         };
         let mut history = History {
             plan: *plan,
-            image: SimImage::empty(shape.blocks),
+            image: plan.blank(shape.blocks),
             shape,
             options,
             clones: vec![b"origin".to_vec()],

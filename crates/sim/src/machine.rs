@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_lock::Semaphore;
-use copyhold_device::DynDevice;
+use copyhold_device::pi::{self, Emulated, Format, Header};
 use copyhold_device::sim::{Fault, Lasting, SimConfig, SimDevice, SimDisk, SimImage, Trigger};
+use copyhold_device::{Device, DynDevice, OpenMode};
 use copyhold_runtime::{BoxFuture, Rt, Runtime, SeededRuntime};
 use copyhold_types::DeviceId;
 use futures_util::future::{Either, select};
@@ -27,6 +28,27 @@ const TURNS: u64 = 1_000_000;
 pub struct Machine {
     pub rt: Arc<SeededRuntime>,
     pub disk: Arc<SimDevice>,
+    /// The disk, or the namespace with protection information on it.
+    device: DynDevice,
+}
+
+/// The image of a disk that gives a pool so many blocks: an empty one, or a namespace.
+pub(crate) fn blank(blocks: u64, protection: Option<Format>) -> SimImage {
+    let Some(format) = protection else { return SimImage::empty(blocks) };
+    let machine = Machine::on(0, SimImage::empty(Emulated::blocks_for(format, blocks)));
+    let made = machine.run(Emulated::create(machine.rt(), machine.device(), format));
+    made.expect("the power is on").expect("a namespace is made");
+    machine.rest()
+}
+
+/// The device that a program would open. Without a namespace the disk has no request for it.
+fn device_on(rt: &Arc<SeededRuntime>, disk: &Arc<SimDevice>) -> DynDevice {
+    let last = disk.geometry().blocks - 1;
+    if Header::parse(&disk.read_block_now(last)).is_none() {
+        return disk.clone();
+    }
+    let opened = pi::open(rt.clone(), disk.clone(), OpenMode::ReadWrite);
+    rt.block_on(opened).expect("the headers are good")
 }
 
 impl Machine {
@@ -39,7 +61,8 @@ impl Machine {
             config.read_latency.end *= 20;
         }
         let disk = SimDevice::from_disk(rt.clone() as Rt, DeviceId(0), disk.into(), config);
-        Machine { rt, disk }
+        let device = device_on(&rt, &disk);
+        Machine { rt, disk, device }
     }
 
     /// Switches on a machine that is to recover. Some blocks of its disk cannot be read; its power
@@ -69,7 +92,7 @@ impl Machine {
     }
 
     pub fn device(&self) -> DynDevice {
-        self.disk.clone()
+        self.device.clone()
     }
 
     /// Runs until `future` is done; nothing, if the power failed before.

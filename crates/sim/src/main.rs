@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use copyhold_device::pi::{Format, FormatError};
 use copyhold_sim::faults::{Fate, Faults, Kind, Point};
 use copyhold_sim::{Enumeration, Level, Outcome, Plan, Sabotage, Tally, Weather};
 
@@ -20,6 +21,7 @@ copyhold-simulate: crash simulation by seed
   --seed X       replay one history
   --weather W    the same weather in every life
   --break R      break a rule on purpose, and see it noticed
+  --pi FORMAT    on a device with protection information, as 4096+16:64b
 
 or every workload of a few operations, with every crash:
 
@@ -38,6 +40,7 @@ struct Args {
     levels: Vec<Level>,
     weather: Option<Weather>,
     broken: Option<Sabotage>,
+    protection: Option<Format>,
     /// Operations of all workloads, instead of histories.
     enumerate: Option<usize>,
     part: (usize, usize),
@@ -87,6 +90,7 @@ fn run_level(level: Level, start: u64, args: &Args) -> u64 {
         let plan = Plan {
             weather: args.weather,
             broken: args.broken,
+            protection: args.protection,
             tell: args.seeds == 1,
             ..Plan::new(level, seed)
         };
@@ -203,6 +207,7 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
         levels: Level::ALL.to_vec(),
         weather: None,
         broken: None,
+        protection: None,
         enumerate: None,
         part: (1, 1),
         faults: false,
@@ -222,6 +227,10 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
             }
             "--break" => {
                 parsed.broken = Some(named(&value()?, &Sabotage::all(), Sabotage::name)?);
+            }
+            "--pi" => {
+                let format = value()?.parse();
+                parsed.protection = Some(format.map_err(|error: FormatError| error.to_string())?);
             }
             "--enumerate" => parsed.enumerate = Some(length(&value()?)?),
             "--part" => parsed.part = part(&value()?)?,

@@ -128,7 +128,7 @@ impl History {
         };
         let mut history = History {
             plan: *plan,
-            image: SimImage::empty(shape.blocks),
+            image: plan.blank(shape.blocks),
             shape,
             options,
             limit: dice.within(2..7) * (MIB / 2),

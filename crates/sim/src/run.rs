@@ -4,6 +4,10 @@ use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use copyhold_device::pi::Format;
+use copyhold_device::sim::SimImage;
+
+use crate::machine::blank;
 use crate::{Sabotage, Weather, fs_level, full, pool_level, rogue};
 
 /// The level of a simulation.
@@ -41,6 +45,9 @@ pub struct Plan {
     pub broken: Option<Sabotage>,
     /// After each recovery of a filesystem another reader must find what the engine shows.
     pub second_opinion: bool,
+    /// The device has protection information of this format: the namespace lies on the disk, whose
+    /// faults hit data and tuples, each by itself.
+    pub protection: Option<Format>,
     /// Say on standard error what happens.
     pub tell: bool,
 }
@@ -81,7 +88,20 @@ pub struct Failure {
 
 impl Plan {
     pub fn new(level: Level, seed: u64) -> Plan {
-        Plan { level, seed, weather: None, broken: None, second_opinion: true, tell: false }
+        Plan {
+            level,
+            seed,
+            weather: None,
+            broken: None,
+            second_opinion: true,
+            protection: None,
+            tell: false,
+        }
+    }
+
+    /// A disk that nothing has been written to, for a pool of so many blocks.
+    pub(crate) fn blank(&self, blocks: u64) -> SimImage {
+        blank(blocks, self.protection)
     }
 
     pub(crate) fn tell(&self, what: impl FnOnce() -> String) {
@@ -119,6 +139,9 @@ impl fmt::Display for Plan {
         }
         if let Some(rule) = self.broken {
             write!(f, " --break {}", rule.name())?;
+        }
+        if let Some(format) = self.protection {
+            write!(f, " --pi {format}")?;
         }
         Ok(())
     }

@@ -99,7 +99,7 @@ impl History {
         let sabotage = plan.broken.and_then(Sabotage::of_fs);
         let options = options(&mut dice, exact);
         let options = Options { sabotage, count_lookups: careful, ..options };
-        let machine = Machine::on(dice.number(), SimImage::empty(shape.blocks));
+        let machine = Machine::on(dice.number(), plan.blank(shape.blocks));
         let clients = 1 + dice.below(CLIENTS_MAX);
         let (rt, device) = (machine.rt(), machine.device());
         let label = machine.run(Pool::create(&rt, &device, &shape.create));

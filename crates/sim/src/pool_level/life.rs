@@ -57,7 +57,7 @@ struct History {
 
 impl History {
     fn begin(plan: &Plan, shape: Shape, mut dice: Dice) -> History {
-        let machine = Machine::on(dice.number(), SimImage::empty(shape.blocks));
+        let machine = Machine::on(dice.number(), plan.blank(shape.blocks));
         let (rt, device) = (machine.rt(), machine.device());
         let label = machine.run(Pool::create(&rt, &device, &shape.create));
         let label = label.expect("nothing happens yet").expect("a pool is made");

@@ -33,6 +33,20 @@ fn histories_of_every_level_hold() {
     }
 }
 
+/// Faults of the disk below tear, lose and rot tuples as data; nothing of a pool depends on a tuple
+/// unless its extents say so.
+#[test]
+fn histories_on_devices_with_protection_information_hold() {
+    for level in Level::ALL {
+        for (format, seed) in ["4096+16:64b", "512+8:16b", "4096+64:64b"].into_iter().zip(0..) {
+            let protection = Some(format.parse().expect("it is a format"));
+            for seed in (seed..SEEDS / 3).step_by(3) {
+                holds(Plan { protection, ..Plan::new(level, seed) });
+            }
+        }
+    }
+}
+
 #[test]
 fn one_seed_is_one_history() {
     for level in Level::ALL {
