@@ -49,6 +49,9 @@ impl Features {
     /// Incompat: nodes and maps may lie in fragments. A program that may write sets it before it
     /// writes anything else.
     pub const FRAGMENTS: u64 = 1 << 0;
+    /// Incompat: extents may have their checksums beside their blocks, or none. It is set before
+    /// the first file is to have such extents.
+    pub const CHECKSUMS: u64 = 1 << 1;
     /// Incompat: blocks may have protection information, and the label names its format
     /// ([`Label::protection`]). A program that does not know it would use the device without, or
     /// another one.
@@ -60,11 +63,20 @@ impl Features {
     pub const KNOWN: Features = Features {
         compat: Features::PREALLOCATED,
         ro_compat: Features::MEMORY_LIMITS,
-        incompat: Features::FRAGMENTS | Features::PROTECTED,
+        incompat: Features::FRAGMENTS | Features::CHECKSUMS | Features::PROTECTED,
     };
 
     pub fn preallocated(&self) -> bool {
         self.compat & Features::PREALLOCATED != 0
+    }
+
+    /// With these features, too.
+    pub fn with(self, more: Features) -> Features {
+        Features {
+            compat: self.compat | more.compat,
+            ro_compat: self.ro_compat | more.ro_compat,
+            incompat: self.incompat | more.incompat,
+        }
     }
 
     /// With the features that this program may use as soon as it writes.

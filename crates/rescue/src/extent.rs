@@ -1,4 +1,7 @@
 //! Extents (`docs/format.md`, 9.5): where blocks of a file are, and their checksums.
+//!
+//! This program reads the data of a device only, not the tuples beside it. Content of which the
+//! checksums are there, or nowhere, is taken as it is.
 
 use crc_fast::{CrcAlgorithm, checksum};
 
@@ -19,8 +22,12 @@ pub(crate) struct Extent {
     pub(crate) blocks: u64,
     /// Space without content: it reads as zeros.
     pub(crate) unwritten: bool,
-    sums: Vec<u32>,
+    /// None: they are not in the item.
+    sums: Option<Vec<u32>>,
 }
+
+/// Bits 4 and 5 of the flags: guards of the host, tuples of the device, no checksums.
+const ELSEWHERE: [u8; 3] = [1 << 4, 2 << 4, 3 << 4];
 
 impl Extent {
     pub(crate) fn parse(start: u64, value: &[u8]) -> Parse<Extent> {
@@ -29,16 +36,18 @@ impl Extent {
         let blocks = u64::from(bytes.u8()?) + 1;
         let flags = bytes.u8()?;
         bytes.take(20)?;
-        demand(flags <= 1, "flags that this program does not know")?;
+        let is_elsewhere = ELSEWHERE.contains(&flags);
+        demand(flags <= 1 || is_elsewhere, "flags that this program does not know")?;
         let unwritten = flags & 1 == 1;
         demand(start % EXTENT_BLOCKS + blocks <= EXTENT_BLOCKS, "it crosses a window of the file")?;
         let ends = [start, address].map(|first| first.checked_add(blocks));
         demand(!ends.contains(&None), "it has no end")?;
         let mut sums = vec![bytes.u32()?];
-        for _ in 1..if unwritten { 1 } else { blocks } {
+        for _ in 1..if unwritten || is_elsewhere { 1 } else { blocks } {
             sums.push(bytes.u32()?);
         }
         bytes.end()?;
+        let sums = (!is_elsewhere).then_some(sums);
         Ok(Extent { start, address, blocks, unwritten, sums })
     }
 
@@ -48,14 +57,13 @@ impl Extent {
 
     /// A written extent, cut into extents of one block.
     pub(crate) fn each_block(&self) -> impl Iterator<Item = Extent> {
-        let one = |(nth, sum): (u64, &u32)| Extent {
+        (0..self.blocks).map(|nth| Extent {
             start: self.start + nth,
             address: self.address + nth,
             blocks: 1,
             unwritten: false,
-            sums: vec![*sum],
-        };
-        (0..).zip(&self.sums).map(one)
+            sums: self.sums.as_ref().map(|sums| vec![sums[nth as usize]]),
+        })
     }
 
     /// Its blocks, and whether each has its written content.
@@ -63,7 +71,9 @@ impl Extent {
         &'a self,
         bytes: &'a [u8],
     ) -> impl Iterator<Item = (&'a [u8], bool)> + 'a {
-        let blocks = bytes.chunks_exact(BLOCK).zip(&self.sums);
-        blocks.map(|(block, sum)| (block, checksum(CrcAlgorithm::Crc32Iscsi, block) as u32 == *sum))
+        bytes.chunks_exact(BLOCK).enumerate().map(|(nth, block)| {
+            let sum = self.sums.as_ref().map(|sums| sums[nth]);
+            (block, sum.is_none_or(|sum| checksum(CrcAlgorithm::Crc32Iscsi, block) as u32 == sum))
+        })
     }
 }

@@ -15,19 +15,28 @@
 //! of a leaf (`node::schema`), so one that hardly varies costs hardly anything.
 //!
 //! Flags: bit 0 unwritten (space without content: no checksums, reads as zero); bits 1 to 3 the
-//! compression, 0 for none; bit 4 guarded (no checksums here; birth is a txg, else 0). Not yet
-//! written by any program, and refused: a compressed extent, whose tail starts with
-//! `physical blocks - 1 u8 · offset of its first block in the run's content u8 · blocks of the
-//! run's content - 1 u8 · 0`, then the checksums of the physical blocks behind the first (R11).
+//! compression, 0 for none; bits 4 and 5 the place of the checksums. Not yet written by any
+//! program, and refused: a compressed extent, whose tail starts with `physical blocks - 1 u8 ·
+//! offset of its first block in the run's content u8 · blocks of the run's content - 1 u8 · 0`,
+//! then the checksums of the physical blocks behind the first (R11).
+//!
+//! EXTENT-B1  An extent has checksums of its own only if its place of checksums is the item (0) and
+//!            it has content. Otherwise the item ends at 34, and the first checksum is 0.
+//! EXTENT-B2  The birth is the low half of a txg in an extent with guards (1) or with tuples of the
+//!            device (2), and 0 in any other one, also in one without checksums (3).
 
 use copyhold_types::{BlockAddr, EpochId, Pointer, Run};
 use smallvec::SmallVec;
 
+use super::checksums::Checksums;
 use crate::FormatError;
 use crate::wire::Reader;
 
 const WHAT: &str = "extent item";
 const UNWRITTEN: u8 = 1;
+/// The lower of the two bits of the place of checksums.
+const CHECKSUMS_AT: u32 = 4;
+const CHECKSUMS: u8 = 3 << CHECKSUMS_AT;
 
 /// 128 KiB.
 pub const EXTENT_BLOCKS_MAX: u32 = 32;
@@ -37,8 +46,64 @@ pub const EXTENT_BLOCKS_MAX: u32 = 32;
 pub enum ExtentState {
     /// Content, with the CRC-32C of each block.
     Written(SmallVec<[u32; 4]>),
+    /// Content with guards of the host beside each block, written at this birth.
+    Guarded { birth: u32 },
+    /// Content with tuples that the device has made, at this birth.
+    Offloaded { birth: u32 },
+    /// Content without checksums.
+    Unverified,
     /// Nothing yet: reads as zero.
     Unwritten,
+}
+
+impl ExtentState {
+    /// Of a part of the extent.
+    fn slice(&self, skip: u32, blocks: u32) -> ExtentState {
+        match self {
+            ExtentState::Written(sums) => {
+                ExtentState::Written(sums[skip as usize..(skip + blocks) as usize].into())
+            }
+            other => other.clone(),
+        }
+    }
+
+    /// The place of the checksums of its content; none without content.
+    pub fn checksums(&self) -> Option<Checksums> {
+        Some(match self {
+            ExtentState::Written(_) => Checksums::Item,
+            ExtentState::Guarded { .. } => Checksums::Guard,
+            ExtentState::Offloaded { .. } => Checksums::Offload,
+            ExtentState::Unverified => Checksums::None,
+            ExtentState::Unwritten => return None,
+        })
+    }
+
+    /// The birth that its blocks have in their tags.
+    pub fn birth(&self) -> Option<u32> {
+        match *self {
+            ExtentState::Guarded { birth } | ExtentState::Offloaded { birth } => Some(birth),
+            _ => None,
+        }
+    }
+
+    fn flags(&self) -> u8 {
+        match self.checksums() {
+            Some(place) => place.code() << CHECKSUMS_AT,
+            None => UNWRITTEN,
+        }
+    }
+
+    /// The state of an extent without checksums of its own (EXTENT-B1, EXTENT-B2).
+    fn without_sums(flags: u8, birth: u32) -> Option<ExtentState> {
+        let place = Checksums::of_code((flags & CHECKSUMS) >> CHECKSUMS_AT)?;
+        match (place, flags & UNWRITTEN != 0, birth) {
+            (Checksums::Item, true, 0) => Some(ExtentState::Unwritten),
+            (Checksums::Guard, false, birth) => Some(ExtentState::Guarded { birth }),
+            (Checksums::Offload, false, birth) => Some(ExtentState::Offloaded { birth }),
+            (Checksums::None, false, 0) => Some(ExtentState::Unverified),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,8 +111,6 @@ pub struct Extent {
     /// 1 to [`EXTENT_BLOCKS_MAX`] blocks. Epoch and origin differ after a reflink only, and either
     /// may be the newer.
     pub pointer: Pointer,
-    /// The low 32 bits of the txg that wrote a guarded extent; 0 for others.
-    pub birth: u32,
     pub state: ExtentState,
 }
 
@@ -59,29 +122,26 @@ impl Extent {
     /// `blocks` blocks of this extent from its `skip`th, as an extent of its own.
     pub fn slice(&self, skip: u32, blocks: u32) -> Extent {
         let run = self.pointer.run.slice(skip, blocks);
-        let state = match &self.state {
-            ExtentState::Written(sums) => {
-                ExtentState::Written(sums[skip as usize..(skip + blocks) as usize].into())
-            }
-            ExtentState::Unwritten => ExtentState::Unwritten,
-        };
-        Extent { pointer: Pointer { run, ..self.pointer }, birth: self.birth, state }
+        let state = self.state.slice(skip, blocks);
+        Extent { pointer: Pointer { run, ..self.pointer }, state }
     }
 
     pub fn encode(&self) -> SmallVec<[u8; 64]> {
         let Pointer { run, epoch, origin } = self.pointer;
         assert!((1..=EXTENT_BLOCKS_MAX).contains(&run.blocks), "extent of {} blocks", run.blocks);
-        let (flags, sums): (u8, &[u32]) = match &self.state {
-            ExtentState::Written(sums) => (0, sums),
-            ExtentState::Unwritten => (UNWRITTEN, &[0]),
+        let sums: &[u32] = match &self.state {
+            ExtentState::Written(sums) => {
+                assert_eq!(sums.len(), run.blocks as usize, "EXTENT-B1: a checksum a block");
+                sums
+            }
+            _ => &[0],
         };
-        assert!(flags != 0 || sums.len() == run.blocks as usize);
         let mut out = SmallVec::new();
         out.extend_from_slice(&run.addr.raw().to_le_bytes());
-        out.extend_from_slice(&[(run.blocks - 1) as u8, flags]);
+        out.extend_from_slice(&[(run.blocks - 1) as u8, self.state.flags()]);
         out.extend_from_slice(&epoch.0.to_le_bytes());
         out.extend_from_slice(&distance(epoch, origin).to_le_bytes());
-        out.extend_from_slice(&self.birth.to_le_bytes());
+        out.extend_from_slice(&self.state.birth().unwrap_or(0).to_le_bytes());
         for sum in sums {
             out.extend_from_slice(&sum.to_le_bytes());
         }
@@ -100,15 +160,19 @@ impl Extent {
         if blocks > EXTENT_BLOCKS_MAX || addr.block() + u64::from(blocks) > BlockAddr::MAX_BLOCK {
             return Err(reader.bad("blocks", blocks.into()));
         }
-        if flags & !UNWRITTEN != 0 {
+        if flags & !(UNWRITTEN | CHECKSUMS) != 0 {
             return Err(reader.bad("flags", flags.into()));
         }
-        let state = if flags & UNWRITTEN != 0 {
+        let state = if flags != 0 {
             if first != 0 {
                 return Err(reader.bad("checksum", first.into()));
             }
-            ExtentState::Unwritten
+            let state = ExtentState::without_sums(flags, birth);
+            state.ok_or_else(|| reader.bad("flags and birth", flags.into()))?
         } else {
+            if birth != 0 {
+                return Err(reader.bad("birth", birth.into()));
+            }
             let mut sums: SmallVec<[u32; 4]> = SmallVec::with_capacity(blocks as usize);
             sums.push(first);
             for _ in 1..blocks {
@@ -125,7 +189,7 @@ impl Extent {
             epoch: EpochId(epoch),
             origin: origin_at(EpochId(epoch), distance),
         };
-        Ok(Extent { pointer, birth, state })
+        Ok(Extent { pointer, state })
     }
 }
 
@@ -150,7 +214,7 @@ mod tests {
 
     fn extent(blocks: u32, state: ExtentState) -> Extent {
         let run = Run::new(BlockAddr::new(DeviceId(3), 77), blocks);
-        Extent { pointer: Pointer { run, epoch: EpochId(9), origin: EpochId(4) }, birth: 0, state }
+        Extent { pointer: Pointer { run, epoch: EpochId(9), origin: EpochId(4) }, state }
     }
 
     #[test]
@@ -165,18 +229,71 @@ mod tests {
     fn unknown_flags_and_trailing_bytes_are_refused() {
         let mut bytes = extent(1, ExtentState::Unwritten).encode();
         assert!(Extent::parse(&bytes).is_ok());
-        bytes[9] = 0x10;
+        bytes[9] = 0x40;
         assert!(Extent::parse(&bytes).is_err());
         bytes[9] = 1;
         bytes.push(0);
         assert!(Extent::parse(&bytes).is_err());
     }
 
+    #[test]
+    fn checksums_without_meaning_are_refused() {
+        let with = |state, change: fn(&mut [u8])| {
+            let mut bytes = extent(1, state).encode();
+            change(&mut bytes);
+            Extent::parse(&bytes)
+        };
+        let guarded = || ExtentState::Guarded { birth: 7 };
+        assert!(with(guarded(), |_| {}).is_ok());
+        assert!(with(guarded(), |bytes| bytes[9] |= UNWRITTEN).is_err(), "guards of no content");
+        assert!(with(guarded(), |bytes| bytes[9] = 0).is_err(), "a birth with checksums");
+        assert!(with(guarded(), |bytes| bytes[9] = 0x30).is_err(), "a birth without any");
+        assert!(with(guarded(), |bytes| bytes[33] = 1).is_err(), "a checksum beside guards");
+        assert!(with(ExtentState::Unwritten, |bytes| bytes[26] = 1).is_err(), "nothing was born");
+    }
+
+    fn states(blocks: usize) -> impl Strategy<Value = ExtentState> {
+        prop_oneof![
+            proptest::collection::vec(any::<u32>(), blocks)
+                .prop_map(|sums| ExtentState::Written(sums.into())),
+            any::<u32>().prop_map(|birth| ExtentState::Guarded { birth }),
+            any::<u32>().prop_map(|birth| ExtentState::Offloaded { birth }),
+            Just(ExtentState::Unverified),
+            Just(ExtentState::Unwritten),
+        ]
+    }
+
+    fn extents() -> impl Strategy<Value = Extent> {
+        (1..=EXTENT_BLOCKS_MAX).prop_flat_map(|blocks| {
+            states(blocks as usize).prop_map(move |state| extent(blocks, state))
+        })
+    }
+
     proptest! {
         #[test]
-        fn an_extent_comes_back_as_it_was(sums in proptest::collection::vec(any::<u32>(), 1..=32)) {
-            let it = extent(sums.len() as u32, ExtentState::Written(sums.into_iter().collect()));
+        fn an_extent_comes_back_as_it_was(it in extents()) {
             prop_assert_eq!(Extent::parse(&it.encode()), Ok(it));
+        }
+
+        #[test]
+        fn a_part_keeps_place_of_checksums_and_birth(it in extents(), at in any::<u32>()) {
+            let skip = at % it.blocks();
+            let part = it.slice(skip, it.blocks() - skip);
+            prop_assert_eq!(part.state.checksums(), it.state.checksums());
+            prop_assert_eq!(part.state.birth(), it.state.birth());
+        }
+
+        #[test]
+        fn bytes_that_parse_are_those_that_are_encoded(
+            it in extents(),
+            at in 8..34_usize,
+            byte in any::<u8>(),
+        ) {
+            let mut bytes = it.encode();
+            bytes[at] = byte;
+            if let Ok(parsed) = Extent::parse(&bytes) {
+                prop_assert_eq!(parsed.encode(), bytes);
+            }
         }
 
         #[test]

@@ -6,13 +6,14 @@
 //!  32 seconds of atime, mtime, ctime, btime: i64 each
 //!  64 nanoseconds of the same: u32 each
 //!  80 flags u32 · project u32 · rdev u32 · generation u32
-//!  96 parent u64 · attributes u32 · 0 u32
+//!  96 parent u64 · attributes u32 · place of checksums u8 · 0 u8 · 0 u16
 //! ```
 
 use copyhold_types::{InodeNo, Timestamp};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::Checksums;
 use crate::FormatError;
 
 const WHAT: &str = "inode item";
@@ -66,6 +67,8 @@ pub struct InodeItem {
     pub parent: InodeNo,
     /// How many extended attributes there are.
     pub xattrs: u32,
+    /// Of new extents; of a directory, of new files in it.
+    pub checksums: Checksums,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -86,7 +89,8 @@ struct InodeDisk {
     generation: U32,
     parent: U64,
     xattrs: U32,
-    reserved: U32, // written as zero
+    checksums: u8,
+    reserved: [u8; 3], // written as zero
 }
 const _: () = assert!(size_of::<InodeDisk>() == InodeItem::BYTES);
 
@@ -114,7 +118,8 @@ impl InodeItem {
             generation: self.generation.into(),
             parent: self.parent.0.into(),
             xattrs: self.xattrs.into(),
-            reserved: 0.into(),
+            checksums: self.checksums.code(),
+            reserved: [0; 3],
         };
         zerocopy::transmute!(disk)
     }
@@ -134,7 +139,9 @@ impl InodeItem {
         check("content flags", has.into(), has & !InodeFlags::KNOWN == 0)?;
         let parent = disk.parent.get();
         check("parent", parent, parent >> InodeNo::BITS == 0 && (kind != 4 || parent != 0))?;
-        check("reserved field", disk.reserved.get().into(), disk.reserved.get() == 0)?;
+        let checksums = Checksums::of_code(disk.checksums);
+        check("place of checksums", disk.checksums.into(), checksums.is_some())?;
+        check("reserved field", disk.reserved[0].into(), disk.reserved == [0; 3])?;
         let [atime, mtime, ctime, btime] = times;
         Ok(InodeItem {
             mode,
@@ -154,6 +161,7 @@ impl InodeItem {
             generation: disk.generation.get(),
             parent: InodeNo(parent),
             xattrs: disk.xattrs.get(),
+            checksums: checksums.unwrap_or_default(),
         })
     }
 
@@ -190,6 +198,7 @@ mod tests {
             generation: 7,
             parent: InodeNo(1),
             xattrs: 2,
+            checksums: Checksums::None,
         }
     }
 
@@ -210,6 +219,12 @@ mod tests {
         assert!(bad(|item| item.parent = InodeNo(0)));
         assert!(bad(|item| item.parent = InodeNo(1 << 36)));
         assert!(bad(|item| item.has.0 = 0x8000));
+        let with = |at: usize, byte| {
+            let mut bytes = good.encode();
+            bytes[at] = byte;
+            InodeItem::parse(&bytes)
+        };
+        assert!(with(108, 4).is_err() && with(109, 1).is_err() && with(111, 1).is_err());
         assert!(bad(|item| item.mtime.nanos = 1_000_000_000));
         assert!(InodeItem::parse(&good.encode()[1..]).is_err());
     }
