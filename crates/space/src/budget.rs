@@ -197,6 +197,12 @@ impl Budget {
         add(&self.freeing, blocks);
     }
 
+    /// A claim is on its way to be free.
+    pub(crate) fn defer(&self, blocks: u64) {
+        sub(&self.claimed, blocks);
+        add(&self.freeing, blocks);
+    }
+
     /// A metaslab of so many usable blocks was set aside, and now it is known how many of them are
     /// allocated.
     pub(crate) fn supply(&self, usable: u64, allocated: u64) {

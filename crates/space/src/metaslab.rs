@@ -9,6 +9,9 @@
 //!     └───────────────┘                          discarding ◀──── take_discardable ───────┘
 //! ```
 //!
+//! A claim that was written and is not needed is deferred, too (`defer`): until its txg is
+//! released, no other content gets the same place.
+//!
 //! Two bitmaps say it all, since each state but *allocated* vanishes in a crash (R19):
 //!
 //! META-K1  `logged`: the blocks that are allocated by all applied transactions. Only this reaches
@@ -181,6 +184,16 @@ impl Metaslab {
         }
         self.publish_deferred(&state);
         blocks
+    }
+
+    /// A claim becomes allocatable once `txg` is released.
+    pub(crate) fn defer(&self, txg: Txg, first: u32, blocks: u32) {
+        let mut state = self.lock();
+        let run = || self.run(first, blocks);
+        assert!(state.free.all_used(first, blocks), "META-K2: {:?} was not claimed", run());
+        assert!(state.logged.all_clear(first, blocks), "META-K1: {:?} is allocated", run());
+        state.deferred.entry(txg).or_default().push((first, blocks));
+        self.publish_deferred(&state);
     }
 
     /// Makes the frees of txgs up to `up_to` allocatable; returns blocks, and more good chunks.

@@ -14,6 +14,7 @@ enum Step {
     Claim { pick: usize, lane: Lane, blocks: u64 },
     ClaimRun { pick: usize, lane: Lane, blocks: u32 },
     Cancel { pick: usize, into: usize },
+    Defer { pick: usize },
     Split { pick: usize, blocks: u32 },
     Log { pick: usize, late: bool },
     LogAll,
@@ -55,6 +56,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (pick(), lane(), 1u32..300)
             .prop_map(|(pick, lane, blocks)| Step::ClaimRun { pick, lane, blocks }),
         2 => (pick(), 0usize..4).prop_map(|(pick, into)| Step::Cancel { pick, into }),
+        1 => pick().prop_map(|pick| Step::Defer { pick }),
         1 => (pick(), 0u32..300).prop_map(|(pick, blocks)| Step::Split { pick, blocks }),
         5 => (pick(), any::<bool>()).prop_map(|(pick, late)| Step::Log { pick, late }),
         3 => Just(Step::LogAll),
@@ -98,6 +100,11 @@ fn apply(world: &mut World, step: Step) {
             if let Some(at) = among(pick, world.claims.len()) {
                 let into = (into < world.reservations.len()).then_some(into);
                 world.cancel(at, into);
+            }
+        }
+        Step::Defer { pick } => {
+            if let Some(at) = among(pick, world.claims.len()) {
+                world.defer(at);
             }
         }
         Step::Split { pick, blocks } => {

@@ -228,6 +228,14 @@ impl World {
         }
     }
 
+    /// Releases a claim like the frees of the open txg, but nothing of it is logged.
+    pub(crate) fn defer(&mut self, at: usize) {
+        let claim = self.claims.swap_remove(at);
+        let txg = self.open;
+        self.change(claim.run(), |block| block == Block::Claimed, Block::Deferred(txg));
+        self.space.defer(txg, claim);
+    }
+
     pub(crate) fn split(&mut self, at: usize, blocks: u32) {
         let claim = self.claims.swap_remove(at);
         let run = claim.run();
