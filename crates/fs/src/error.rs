@@ -124,6 +124,11 @@ pub enum FsError {
 }
 
 impl FsError {
+    /// A device has refused the guards of a write; the data in memory still matches them.
+    pub(crate) fn is_refused_guard(&self) -> bool {
+        matches!(self, FsError::Pool(error) if error.is_refused_guard())
+    }
+
     /// There is no room, in the pool or under a limit.
     pub(crate) fn is_full(&self) -> bool {
         let exceeded = matches!(self, FsError::Quota(QuotaError::Exceeded(_)));

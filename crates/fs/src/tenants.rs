@@ -371,7 +371,9 @@ impl SubvolumeCalls<'_> {
         let numbers = fs.volumes.numbers(None).await?;
         let now = fs.now();
         let root = new_item(FileKind::Directory.mode_bits() | (0o777 & !caller.umask), caller, now);
-        let root = copyhold_format::item::InodeItem { nlink: 2, parent: InodeNo::ROOT, ..root };
+        let checksums = dir.state().item.checksums;
+        let parent = InodeNo::ROOT;
+        let root = copyhold_format::item::InodeItem { nlink: 2, parent, checksums, ..root };
         let mut entry = hold_entry(fs, &dir.subvol, &bucket, name).await?;
         let credit = self.life_credit(Tier::Write, &bucket, name).await?;
 

@@ -7,18 +7,21 @@
 //!
 //! Data was written before its transaction joined (rule R31), so the one flush covers data,
 //! attached data, pieces and batch; recovery verifies the data that the last batch introduces,
-//! since nothing orders them among each other. Any failure here is final (rule R12).
+//! since nothing orders them among each other. Data without checksums in its items, which recovery
+//! cannot verify, is flushed before the batch is written, as much data is (R8). Any failure here is
+//! final (rule R12).
 
 use std::sync::Arc;
 
 use copyhold_format::log::Batch;
 use copyhold_runtime::{Finishing, finishing};
-use copyhold_types::{BLOCK_BYTES, Purpose, Run, Txg};
+use copyhold_types::{Purpose, Txg};
 
+use crate::births::Protection;
 use crate::group::{Lead, Turn};
 use crate::journal::{Closing, PlacedBatch, full};
 use crate::open_txg::{FullPiece, Gathered};
-use crate::{Pool, PoolError, Transaction};
+use crate::{Pool, PoolError, Sabotage, Transaction};
 
 /// Attached data is joined into requests of up to this many blocks.
 const WRITE_BLOCKS_MAX: usize = 256;
@@ -75,12 +78,13 @@ impl Pool {
             self.tables.root_descriptor()
         });
         self.join_waits.closed(gathered.joined);
-        let Gathered { records, room, pieces: slots, edits, introduced_bytes, .. } = gathered;
+        let Gathered { records, room, pieces: slots, edits, introduced, .. } = gathered;
         let mut pieces = Vec::with_capacity(slots.len());
         for slot in slots {
             pieces.push(slot.wait().await?);
         }
-        let data_flushed = introduced_bytes > self.limits.tail_verify_bytes;
+        let data_flushed = introduced.bytes > self.limits.tail_verify_bytes
+            || (introduced.is_unverifiable && !self.sabotaged(Sabotage::NoFlushBeforeGuard));
         let data = self.write_attached(txg);
         let batch = self.journal.close_batch(Closing { data_flushed, pieces, tables, records });
         let batch = self.place_batch(txg, batch, edits).await?;
@@ -118,14 +122,14 @@ impl Pool {
 
     /// The device flush that a commit acknowledges by.
     async fn flush_for_commit(&self) -> Result<(), PoolError> {
-        if self.sabotaged(crate::Sabotage::NoFlushBeforeAcknowledgement) {
+        if self.sabotaged(Sabotage::NoFlushBeforeAcknowledgement) {
             return Ok(());
         }
         self.flush_device().await
     }
 
     pub(crate) async fn flush_device(&self) -> Result<(), PoolError> {
-        let again = self.sabotaged(crate::Sabotage::TrustSecondFlush);
+        let again = self.sabotaged(Sabotage::TrustSecondFlush);
         let flushed = self.health.flush(&self.devices, again).await;
         flushed.inspect_err(|error| self.stop(&error.to_string()))
     }
@@ -133,7 +137,7 @@ impl Pool {
     /// Blocks freed by a txg that a durable batch declares durable can be used, if no reader pins
     /// them.
     pub(crate) fn after_commit(&self, txg: Txg, before: Txg) {
-        let proven = if self.sabotaged(crate::Sabotage::ReuseFreesAtOnce) { txg } else { before };
+        let proven = if self.sabotaged(Sabotage::ReuseFreesAtOnce) { txg } else { before };
         self.proven.fetch_max(proven.get(), std::sync::atomic::Ordering::AcqRel);
         self.release_deferred();
         // Nothing has reached a base, but edits that were replaced need nothing any more.
@@ -146,7 +150,7 @@ impl Pool {
     pub(crate) fn release_deferred(&self) {
         let proven = Txg::new(self.proven.load(std::sync::atomic::Ordering::Acquire));
         let unpinned = match self.pins.oldest() {
-            Some(pin) if !self.sabotaged(crate::Sabotage::IgnorePins) => pin.prev(),
+            Some(pin) if !self.sabotaged(Sabotage::IgnorePins) => pin.prev(),
             _ => proven,
         };
         if let (Some(proven), Some(unpinned)) = (proven, unpinned) {
@@ -160,9 +164,11 @@ impl Pool {
         // Mostly there is one, which needs no list of futures.
         if writes.len() <= 1 {
             let Some((run, data)) = writes.pop() else { return Ok(()) };
-            return self.write(run, data, Purpose::Data).await;
+            return self.write(run, data, Purpose::Data, Protection::PLAIN).await;
         }
-        let writes = writes.into_iter().map(|(run, data)| self.write(run, data, Purpose::Data));
+        let writes = writes
+            .into_iter()
+            .map(|(run, data)| self.write(run, data, Purpose::Data, Protection::PLAIN));
         futures_util::future::join_all(writes).await.into_iter().collect()
     }
 
@@ -194,9 +200,4 @@ impl Pool {
         }
         self.journal.place_batch(txg, &batch, edits).map_err(full)
     }
-}
-
-/// Data bytes that a transaction introduces: recovery would have to read them.
-pub(crate) fn introduced(claims: impl Iterator<Item = Run>) -> u64 {
-    claims.map(|run| u64::from(run.blocks) * BLOCK_BYTES as u64).sum()
 }

@@ -8,6 +8,7 @@ use copyhold_types::{Buf, Purpose, Run};
 
 use crate::attached::{self, Attached, Found};
 use crate::balance::Balance;
+use crate::births::Births;
 use crate::copies::Copied;
 use crate::verified::{Expect, Problem, Reader};
 
@@ -16,13 +17,14 @@ const WAITS: usize = 4;
 
 pub(crate) struct DataStore {
     pub(crate) attached: Attached,
+    pub(crate) births: Births,
     reader: Arc<Reader>,
     balance: Arc<Balance>,
 }
 
 impl DataStore {
     pub(crate) fn new(reader: Arc<Reader>, balance: Arc<Balance>) -> DataStore {
-        DataStore { attached: Attached::default(), reader, balance }
+        DataStore { attached: Attached::default(), births: Births::default(), reader, balance }
     }
 
     /// The content of a run. `keep`: blocks with checksums are kept in memory for this owner, and

@@ -15,7 +15,7 @@ use std::future::ready;
 use std::sync::Arc;
 
 use copyhold_device::pi::Format;
-use copyhold_device::{CounterSnapshot, DeviceError, DynDevice};
+use copyhold_device::{CounterSnapshot, DeviceError, DynDevice, Expect, Protect};
 use copyhold_runtime::BoxFuture;
 use copyhold_types::{Buf, Bufs, DeviceId, Purpose, Run};
 use futures_util::future::join_all;
@@ -71,8 +71,18 @@ impl Devices {
     }
 
     pub(crate) async fn read(&self, run: Run, why: Purpose) -> Result<Buf, DeviceError> {
+        self.read_expecting(run, why, Expect::Plain).await
+    }
+
+    pub(crate) async fn read_expecting(
+        &self,
+        run: Run,
+        why: Purpose,
+        expect: Expect,
+    ) -> Result<Buf, DeviceError> {
         let id = run.addr.device();
-        let read = self.get(id)?.read(run.addr.block(), run.blocks, why).await;
+        let (block, blocks) = (run.addr.block(), run.blocks);
+        let read = self.get(id)?.read_expecting(block, blocks, why, expect).await;
         read.inspect_err(|error| {
             let is_integrity = matches!(error, DeviceError::Integrity { .. });
             let kind = if is_integrity { Failure::Integrity } else { Failure::Unreadable };
@@ -80,10 +90,16 @@ impl Devices {
         })
     }
 
-    pub(crate) fn write(&self, run: Run, data: Bufs, why: Purpose) -> Request<()> {
+    pub(crate) fn write(
+        &self,
+        run: Run,
+        data: Bufs,
+        why: Purpose,
+        protect: Protect,
+    ) -> Request<()> {
         self.clean.remove(run);
         match self.get(run.addr.device()) {
-            Ok(device) => device.write(run.addr.block(), data, why),
+            Ok(device) => device.write_protected(run.addr.block(), data, why, protect),
             Err(missing) => Box::pin(ready(Err(missing))),
         }
     }
@@ -94,6 +110,11 @@ impl Devices {
             Ok(device) => device.discard(run.addr.block(), run.blocks.into()),
             Err(missing) => Box::pin(ready(Err(missing))),
         }
+    }
+
+    /// The protection information of a device's blocks.
+    pub(crate) fn protection_of(&self, id: DeviceId) -> Option<Format> {
+        self.get(id).ok()?.protection()
     }
 
     pub(crate) fn can_discard(&self) -> bool {
@@ -133,7 +154,7 @@ mod tests {
             let run = |id| Run::new(BlockAddr::new(DeviceId(id), 5), 1);
             for (id, byte) in [(3, 30), (7, 70)] {
                 let data = Buf::from_bytes(&[byte; BLOCK_BYTES]);
-                devices.write(run(id), data.into(), Purpose::Data).await.unwrap();
+                devices.write(run(id), data.into(), Purpose::Data, Protect::Plain).await.unwrap();
                 assert_eq!(devices.read(run(id), Purpose::Data).await.unwrap()[0], byte);
             }
             assert_eq!(three.read(5, 1, Purpose::Data).await.unwrap()[0], 30);

@@ -2,7 +2,7 @@
 
 use std::error::Error as _;
 
-use copyhold_device::DeviceError;
+use copyhold_device::{Access, DeviceError};
 use copyhold_format::FormatError;
 use copyhold_log::{Damage, Unreadable};
 use copyhold_space::NoSpace;
@@ -24,6 +24,9 @@ pub enum PoolError {
     LogFull,
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The device has refused guards that do not match the data any more.
+    #[error("the data of a write changed in memory: {0}")]
+    MemoryChanged(#[source] DeviceError),
     #[error("{what} is damaged: {why}")]
     Damaged { what: String, why: String },
     #[error(transparent)]
@@ -69,6 +72,11 @@ pub enum PoolError {
 }
 
 impl PoolError {
+    /// The data changed on its way to the device, which has stored nothing. The host still has it.
+    pub fn is_refused_guard(&self) -> bool {
+        matches!(self, PoolError::Device(DeviceError::Integrity { access: Access::Write, .. }))
+    }
+
     pub(crate) fn damaged(what: impl Into<String>, why: impl ToString) -> PoolError {
         PoolError::Damaged { what: what.into(), why: why.to_string() }
     }

@@ -33,21 +33,29 @@ pub(crate) struct OpenLabel {
     pub(crate) changing: FifoMutex,
     /// As both labels on the device have them.
     ro_compat: AtomicU64,
+    incompat: AtomicU64,
     generation: AtomicU64,
 }
 
 impl OpenLabel {
     pub(crate) fn new(opened: Label) -> OpenLabel {
         let ro_compat = AtomicU64::new(opened.features.ro_compat);
+        let incompat = AtomicU64::new(opened.features.incompat);
         let generation = AtomicU64::new(opened.generation);
-        OpenLabel { opened, changing: FifoMutex::new(), ro_compat, generation }
+        OpenLabel { opened, changing: FifoMutex::new(), ro_compat, incompat, generation }
     }
 
-    /// The next label, which has this feature; none if the present one has it.
-    pub(crate) fn with(&self, ro_compat: u64) -> Option<Label> {
-        let now = self.ro_compat.load(Acquire);
-        (now & ro_compat != ro_compat).then(|| {
-            let features = Features { ro_compat: now | ro_compat, ..self.opened.features };
+    /// The features that both labels on the device have.
+    pub(crate) fn features(&self) -> Features {
+        let (ro_compat, incompat) = (self.ro_compat.load(Acquire), self.incompat.load(Acquire));
+        Features { ro_compat, incompat, ..self.opened.features }
+    }
+
+    /// The next label, which has these features, too; none if the present one has them.
+    pub(crate) fn with(&self, more: Features) -> Option<Label> {
+        let now = self.features();
+        let features = now.with(more);
+        (features != now).then(|| {
             let generation = self.generation.load(Acquire) + 1;
             Label { features, generation, ..self.opened.clone() }
         })
@@ -57,6 +65,7 @@ impl OpenLabel {
     pub(crate) fn written(&self, label: &Label) {
         self.generation.store(label.generation, Release);
         self.ro_compat.store(label.features.ro_compat, Release);
+        self.incompat.store(label.features.incompat, Release);
     }
 }
 

@@ -6,7 +6,7 @@
 //!   pin  = pool.pin()                              hold while using what was looked up (R3)
 //!   look up:  pool.get / range / last_below        may read nodes, may wait
 //!   space:    reserve(blocks, tier) → claim(…)     before any data is accepted / placed
-//!   data:     pool.write(run, bufs)                completes before the transaction joins (R31)
+//!   data:     pool.write(run, bufs, protection)    completes before the transaction joins (R31)
 //!   credit  = pool.admit(tier, edits, bytes)       log and metadata space; may wait or refuse
 //!   txg     = pool.apply(credit, transaction)      joins last, never waits (R1), all or nothing
 //!   pool.commit(txg)                               waits until that txg is durable (fsync)
@@ -28,6 +28,7 @@ mod admission;
 mod attached;
 mod balance;
 mod before_full;
+mod births;
 mod busy;
 mod clean;
 mod commit;
@@ -73,6 +74,7 @@ mod uberblocks;
 mod units;
 mod verified;
 
+pub use births::{Protection, birth_of, cancel_written, defer_written, protection};
 pub use clean::{CleanData, CleanStats};
 pub use config::{CreateOptions, Limits, OpenOptions};
 pub use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Tier};
@@ -80,7 +82,7 @@ pub use copyhold_table::{Cached, Edit, Value, Weight};
 pub use devices::Devices;
 pub use edit_parts::{is_edit_part_used_up, wait_for_edit_part};
 pub use error::PoolError;
-pub use features::use_features;
+pub use features::{features_of, use_features};
 pub use fork::FORK_DEPTH_MAX;
 pub use ids::{ID_MARK, IdSpace};
 pub use join_wait::JoinWait;

@@ -15,6 +15,7 @@ use copyhold_types::{BLOCK_BYTES, Buf, EpochId, NodePtr, Purpose};
 use futures_util::future::join_all;
 use std::sync::Arc;
 
+use crate::births::Protection;
 use crate::copies::cut;
 use crate::fragments::Pieces;
 use crate::nodes::COPIES;
@@ -144,7 +145,12 @@ impl NodeWriter {
     }
 
     fn write(&mut self, claim: Claim, content: Buf, why: Purpose) {
-        self.writes.get_mut().push(self.pool.begin_write(claim.run(), content.into(), why));
+        self.writes.get_mut().push(self.pool.begin_write(
+            claim.run(),
+            content.into(),
+            why,
+            Protection::PLAIN,
+        ));
         self.claims.push(claim);
     }
 

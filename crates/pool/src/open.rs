@@ -414,7 +414,7 @@ async fn assemble(
     let pins = Pins::default();
     let repair = Repair { rt: rt.clone(), pins: pins.clone() };
     let repair = (!options.read_only).then_some(repair);
-    let reader = Arc::new(Reader::new(devices.clone(), repair));
+    let reader = Arc::new(Reader::new(devices.clone(), repair).breaking(&options.limits));
     let node_bytes = label.node_bytes as usize;
     let (turn, clean) = (rt.random(), devices.clean().clone());
     let memory = clean.memory().clone();

@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use copyhold_format::log::PieceRef;
 use copyhold_sync::{Mutex, RwLock, RwLockReadGuard, of};
-use copyhold_types::Txg;
+use copyhold_types::{BLOCK_BYTES, Txg};
 
-use crate::PoolError;
 use crate::log_room::{LogRoom, blocks_of};
+use crate::{PoolError, Transaction};
 
 /// The gate and the records that gather behind it.
 #[derive(Debug)]
@@ -44,8 +44,28 @@ pub(crate) struct Gathered {
     pub(crate) joined: u64,
     /// Edits of tables and space.
     pub(crate) edits: u64,
-    /// Data whose pointers came in with this txg and that no flush has covered.
-    pub(crate) introduced_bytes: u64,
+    pub(crate) introduced: Introduced,
+}
+
+/// Data whose pointers came in with a txg, and that no flush has covered: recovery reads it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Introduced {
+    pub(crate) bytes: u64,
+    /// Some of it has no checksums in its items.
+    pub(crate) is_unverifiable: bool,
+}
+
+impl Introduced {
+    pub(crate) fn by(tx: &Transaction) -> Introduced {
+        let blocks: u64 = tx.allocated().map(|run| u64::from(run.blocks)).sum();
+        let bytes = blocks * BLOCK_BYTES as u64;
+        Introduced { bytes, is_unverifiable: tx.introduces_unverifiable }
+    }
+
+    fn add(&mut self, more: Introduced) {
+        self.bytes += more.bytes;
+        self.is_unverifiable |= more.is_unverifiable;
+    }
 }
 
 /// Receives the result of a piece that is being written.
@@ -138,7 +158,7 @@ impl Joined<'_> {
         room: LogRoom,
         ticket: Option<u64>,
         edits: u64,
-        introduced_bytes: u64,
+        introduced: Introduced,
     ) -> Option<FullPiece> {
         let mut gathered = self.gathered.lock();
         match ticket {
@@ -150,7 +170,7 @@ impl Joined<'_> {
         gathered.room.shrink_to(blocks);
         gathered.joined += 1;
         gathered.edits += edits;
-        gathered.introduced_bytes += introduced_bytes;
+        gathered.introduced.add(introduced);
         if gathered.records.len() < self.piece_bytes {
             return None;
         }
@@ -174,10 +194,17 @@ mod tests {
     fn a_piece_is_cut_when_enough_has_gathered_and_the_rest_closes_with_the_txg() {
         let open = OpenTxg::new(Txg::FIRST, PIECE_BYTES);
         let half = vec![1; PIECE_BYTES / 2];
-        assert!(open.join().gather(&half, LogRoom::default(), None, 1, 0).is_none());
-        let piece = open.join().gather(&half, LogRoom::default(), None, 1, 0).expect("full");
+        assert!(
+            open.join().gather(&half, LogRoom::default(), None, 1, Introduced::default()).is_none()
+        );
+        let piece = open
+            .join()
+            .gather(&half, LogRoom::default(), None, 1, Introduced::default())
+            .expect("full");
         assert_eq!((piece.txg, piece.records.len()), (Txg::FIRST, PIECE_BYTES));
-        assert!(open.join().gather(&[2], LogRoom::default(), None, 1, 0).is_none());
+        assert!(
+            open.join().gather(&[2], LogRoom::default(), None, 1, Introduced::default()).is_none()
+        );
         let (txg, gathered, ()) = open.close(|_, _| ());
         assert_eq!((txg, gathered.records, gathered.pieces.len()), (Txg::FIRST, vec![2], 1));
         assert_eq!(open.number(), Txg::FIRST.next());

@@ -15,7 +15,7 @@ use copyhold_types::{Buf, Bufs, Key, Purpose, Run, TableId, Txg};
 use crate::PoolError;
 use crate::Sabotage;
 use crate::admission::Admission;
-use crate::commit::introduced;
+use crate::births::{Protection, Sent};
 use crate::config::Limits;
 use crate::data::DataStore;
 use crate::devices::Devices;
@@ -30,7 +30,7 @@ use crate::labels::OpenLabel;
 use crate::log_room::blocks_of;
 use crate::marker::Marker;
 use crate::nodes::NodeStore;
-use crate::open_txg::{Joined, OpenTxg};
+use crate::open_txg::{Introduced, Joined, OpenTxg};
 use crate::patient::Patient;
 use crate::pins::{Pin, Pins};
 use crate::tables::Tables;
@@ -208,19 +208,26 @@ impl Pool {
         Ok(claims)
     }
 
-    /// Writes claimed space. While the host has no room for a sparse pool file the write waits and
-    /// is tried again, loudly; nothing is lost (rule R32).
+    /// Writes claimed space. Guards of the host are made here. While the host has no room for a
+    /// sparse pool file the write waits and is tried again, loudly; nothing is lost (rule R32).
     ///
     /// The claim must outlive the request, which continues when this is dropped: a caller that may
     /// be cancelled waits for it in something that is finished all the same
     /// ([`finishing`](copyhold_runtime::finishing)).
-    pub async fn write(&self, run: Run, data: Bufs, why: Purpose) -> Result<(), PoolError> {
+    pub async fn write(
+        &self,
+        run: Run,
+        data: Bufs,
+        why: Purpose,
+        protection: Protection,
+    ) -> Result<(), PoolError> {
         if self.sabotaged(Sabotage::JoinBeforeData) {
-            let write = self.devices.write(run, data, why);
+            let protect = protection.protect(&self.devices, run, &data);
+            let write = self.devices.write(run, data, why, protect);
             self.rt.spawn(Box::pin(async move { drop(write.await) }));
             return Ok(());
         }
-        self.begin_write(run, data, why).await
+        self.begin_write(run, data, why, protection).await
     }
 
     /// As [`Self::write`], begun at the call.
@@ -229,17 +236,23 @@ impl Pool {
         run: Run,
         data: Bufs,
         why: Purpose,
+        protection: Protection,
     ) -> BoxFuture<'static, Result<(), PoolError>> {
         if let Err(stopped) = self.health.check() {
             return Box::pin(std::future::ready(Err(stopped)));
         }
         let health = self.health.clone();
-        let write = self.devices.write(run, data, why);
+        let protect = protection.protect(&self.devices, run, &data);
+        let sent = Sent::of(&self.devices, run, &data, &protect);
+        let write = self.devices.write(run, data, why, protect);
         Box::pin(async move {
             let Err(error) = write.await else { return Ok(()) };
             // For a pool that has stopped, the reason is returned rather than the result.
             health.check()?;
-            Err(error.into())
+            Err(match sent {
+                Some(sent) => sent.explain(error),
+                None => error.into(),
+            })
         })
     }
 
@@ -286,7 +299,7 @@ impl Pool {
     ) -> Txg {
         let txg = joined.txg();
         let edits = tx.len() as u64;
-        let introduces = introduced(tx.claims.iter().map(Claim::run));
+        let introduces = Introduced::by(&tx);
         self.joined.fetch_max(txg.get(), Ordering::AcqRel);
         self.make_forks(txg, &tx);
         for (table, owner) in &tx.owned {

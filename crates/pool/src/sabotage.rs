@@ -13,7 +13,7 @@ use copyhold_types::{Key, Purpose};
 
 use crate::Pool;
 use crate::log_room::LogRoom;
-use crate::open_txg::Gathered;
+use crate::open_txg::{Gathered, Introduced};
 
 /// One broken rule or ordering each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,12 @@ pub enum Sabotage {
     AdmitAboveLimit,
     /// R9: numbers are assigned before their mark is durable.
     ReissueIds,
+    /// R8: data that only its tuples protect is not flushed before the batch that refers to it.
+    NoFlushBeforeGuard,
+    /// BIRTH-B1: all blocks have the same birth.
+    NoBirth,
+    /// PITAG-B3: a block that has lost its content is read as the device returns it.
+    AcceptEscape,
     /// R12: a failed flush is retried and trusted.
     TrustSecondFlush,
     /// R13: data of the last batch that cannot be read is taken for torn.
@@ -108,7 +114,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 40] = [
+    pub const ALL: [Sabotage; 43] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -121,6 +127,9 @@ impl Sabotage {
         Sabotage::RecordsAskedFirst,
         Sabotage::AdmitAboveLimit,
         Sabotage::ReissueIds,
+        Sabotage::NoFlushBeforeGuard,
+        Sabotage::NoBirth,
+        Sabotage::AcceptEscape,
         Sabotage::TrustSecondFlush,
         Sabotage::ErrorIsTorn,
         Sabotage::ErrorEndsLog,
@@ -203,8 +212,13 @@ impl Pool {
         claims.iter().for_each(|claim| records.push(Record::Alloc(claim.run())));
         let joined = self.join(0);
         self.joined.fetch_max(joined.txg().get(), Ordering::AcqRel);
-        let piece =
-            joined.gather(&records.finish(), LogRoom::default(), None, claims.len() as u64, 0);
+        let piece = joined.gather(
+            &records.finish(),
+            LogRoom::default(),
+            None,
+            claims.len() as u64,
+            Introduced::default(),
+        );
         drop(joined);
         if let Some(piece) = piece {
             self.write_piece(piece);

@@ -2,7 +2,7 @@
 //!
 //! One flush covers a txg's data and its batch, so after a crash the batch may be there while data
 //! is not. A batch introduces the extents on blocks that it allocates; each has its checksums in
-//! its item.
+//! its item. If one has not, the data of its txg was flushed before the batch (R8), which says so.
 //!
 //! A block that does not match proves that the batch was not acknowledged, unless it rotted since
 //! (R14). A block that cannot be read proves nothing (R13): then the others decide.

@@ -24,6 +24,8 @@ pub struct Transaction {
     pub(crate) owned: SmallVec<[(TableId, MemoryOwner); 1]>,
     /// Edits of space that are applied already and are logged once more.
     pub(crate) carried: Vec<Carried>,
+    /// [`Self::introduce_unverifiable`].
+    pub(crate) introduces_unverifiable: bool,
 }
 
 impl Transaction {
@@ -99,6 +101,12 @@ impl Transaction {
     /// transaction `Pool::read` returns it.
     pub fn attach(&mut self, run: Run, data: Bufs) {
         self.attached.push((run, data));
+    }
+
+    /// Recovery cannot verify some of the data behind its pointers: its items have no checksums. It
+    /// is durable before the batch (R8).
+    pub fn introduce_unverifiable(&mut self) {
+        self.introduces_unverifiable = true;
     }
 
     /// Edits so far, of tables and of space, except those that are logged again: no flush makes

@@ -1,9 +1,9 @@
 //! The reader of a pool: content that matches what is expected of it.
 //!
 //! Nodes, maps and file data are read here, and nothing else reads them. Each has one or more
-//! copies, and a digest or checksums. The first copy whose content matches is the result; copies
-//! that failed before it are written again. `check` has a reader of its own, so that a mistake
-//! here does not hide there.
+//! copies, and a digest, checksums, or tuples beside its blocks, which the device verifies. The
+//! first copy whose content matches is the result; copies that failed before it are written again.
+//! `check` has a reader of its own, so that a mistake here does not hide there.
 //!
 //! VERIFY-V1  Content is returned only if it matches. Of data with a checksum for each block, each
 //!            block may come from another copy; of content with one digest, one copy is whole.
@@ -15,26 +15,32 @@
 //!            file data is read once more alone. Nodes are not read again. A mismatch in the only
 //!            copy is an error at once: a second read would hide a read that came before its write
 //!            (R31).
+//! VERIFY-V5  A block with a tuple is returned only if its tuple has the expected birth and place;
+//!            the device returns an error otherwise, which is a mismatch. A bad copy gets the same
+//!            tuple again.
 //!
 //! A read whose first copy is good costs one request and no allocation but the device's.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use copyhold_device::DeviceError;
+use copyhold_device::pi::Kind;
+use copyhold_device::{self as device, DeviceError};
+use copyhold_format::item::{Checksums, ExtentState};
 use copyhold_format::node::parse_fragments;
 use copyhold_format::{block_checksum, digest};
 use copyhold_runtime::{Rt, finishing};
-use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Digest, NodePtr, Purpose, Run};
+use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Digest, NodePtr, Purpose, Run};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 
-use crate::PoolError;
 use crate::attached::{self, Found};
+use crate::births::Protection;
 use crate::copies::{Copied, Copies, join};
 use crate::devices::Devices;
 use crate::pins::Pins;
 use crate::read_failures::{Failure, ReadFailures};
+use crate::{Limits, PoolError, Sabotage};
 
 /// How often [`Reader::judge`] reads a block that returns errors.
 const ATTEMPTS: usize = 3;
@@ -50,6 +56,50 @@ pub enum Expect<'a> {
     Fragments(&'a NodePtr),
     /// A checksum for each block.
     Sums(&'a [u32]),
+    /// A tuple beside each block, with this birth: device and host compare it.
+    Guard { birth: u32 },
+    /// The same, compared by the device alone.
+    Offload { birth: u32 },
+}
+
+impl<'a> Expect<'a> {
+    /// The tags that the device is to compare (VERIFY-V5).
+    fn on_device(self) -> device::Expect {
+        match self {
+            Expect::Guard { birth } => device::Expect::Guard { birth },
+            Expect::Offload { birth } => device::Expect::Offload { birth },
+            _ => device::Expect::Plain,
+        }
+    }
+
+    /// Of the content of an extent; none without content.
+    pub fn of_extent(state: &'a ExtentState) -> Option<Expect<'a>> {
+        Some(match state {
+            ExtentState::Written(sums) => Expect::Sums(sums),
+            ExtentState::Guarded { birth } => Expect::Guard { birth: *birth },
+            ExtentState::Offloaded { birth } => Expect::Offload { birth: *birth },
+            ExtentState::Unverified => Expect::Nothing,
+            ExtentState::Unwritten => return None,
+        })
+    }
+
+    /// The protection of content that is as expected (VERIFY-V5).
+    fn protection(self) -> Protection {
+        match self {
+            Expect::Guard { birth } => Protection { checksums: Checksums::Guard, birth },
+            Expect::Offload { birth } => Protection { checksums: Checksums::Offload, birth },
+            _ => Protection::PLAIN,
+        }
+    }
+
+    /// Of block `n` alone, if each block can be verified alone.
+    fn of_block(self, n: usize) -> Option<Expect<'a>> {
+        match self {
+            Expect::Sums(sums) => Some(Expect::Sums(&sums[n..=n])),
+            Expect::Guard { .. } | Expect::Offload { .. } => Some(self),
+            _ => None,
+        }
+    }
 }
 
 impl Expect<'_> {
@@ -57,7 +107,7 @@ impl Expect<'_> {
     pub(crate) fn judge(&self, content: &Buf, copy: &Copied) -> Result<(), Problem> {
         let whole = |why: String| Problem::new(0, Cause::Mismatch(format!("{copy} has {why}")));
         match self {
-            Expect::Nothing => Ok(()),
+            Expect::Nothing | Expect::Guard { .. } | Expect::Offload { .. } => Ok(()),
             Expect::Digest(wanted) if digest(content) == *wanted => Ok(()),
             Expect::Digest(_) => Err(whole("another digest".into())),
             Expect::Fragments(ptr) => match parse_fragments(content, ptr) {
@@ -141,6 +191,8 @@ impl From<Problem> for PoolError {
 pub(crate) struct Reader {
     devices: Devices,
     repair: Option<Repair>,
+    /// [`Sabotage::AcceptEscape`].
+    accepts_escapes: bool,
 }
 
 /// The means to write bad copies again.
@@ -152,7 +204,11 @@ pub(crate) struct Repair {
 impl Reader {
     /// Without `repair` bad copies stay as they are.
     pub(crate) fn new(devices: Devices, repair: Option<Repair>) -> Reader {
-        Reader { devices, repair }
+        Reader { devices, repair, accepts_escapes: false }
+    }
+
+    pub(crate) fn breaking(self, limits: &Limits) -> Reader {
+        Reader { accepts_escapes: limits.breaks(Sabotage::AcceptEscape), ..self }
     }
 
     pub(crate) fn devices(&self) -> &Devices {
@@ -186,7 +242,7 @@ impl Reader {
             match self.read_copy(copy, attached, expect, why).await {
                 Ok(content) => {
                     if !bad.is_empty() {
-                        Box::pin(self.mend(copies, &bad, &content, why)).await;
+                        Box::pin(self.mend(copies, &bad, &content, expect, why)).await;
                     }
                     return Ok(content);
                 }
@@ -194,9 +250,10 @@ impl Reader {
             }
         }
         let has_more = copies.len() > 1 || bad.iter().any(|one| one.unreadable().is_some());
-        match expect {
-            Expect::Sums(sums) if has_more => {
-                Box::pin(self.read_blocks(copies, attached, sums, why)).await
+        match copies.first() {
+            Some(Copied::Whole(run)) if has_more && expect.of_block(0).is_some() => {
+                let blocks = run.blocks as usize;
+                Box::pin(self.read_blocks(copies, attached, expect, blocks, why)).await
             }
             _ => Err(self.lost(copies, bad)),
         }
@@ -210,10 +267,20 @@ impl Reader {
         why: Purpose,
     ) -> Result<Buf, Problem> {
         let read = match copy {
-            Copied::Whole(run) => self.devices.read(*run, why).await,
+            Copied::Whole(run) => {
+                let read = self.devices.read_expecting(*run, why, expect.on_device()).await;
+                match read {
+                    Err(DeviceError::Integrity { kind: Kind::Escape, .. })
+                        if self.accepts_escapes =>
+                    {
+                        Box::pin(self.devices.read(*run, why)).await
+                    }
+                    read => read,
+                }
+            }
             Copied::Fragments(runs) => Box::pin(self.read_fragments(runs, why)).await,
         };
-        let content = read.map_err(|error| Problem::new(0, Cause::Unreadable(error)))?;
+        let content = read.map_err(|error| unread(copy, expect, error))?;
         let content = attached::overlay(content, attached);
         match expect.judge(&content, copy) {
             Ok(()) => Ok(content),
@@ -237,32 +304,38 @@ impl Reader {
         &self,
         copies: &[Copied],
         attached: &Found,
-        sums: &[u32],
+        expect: Expect<'_>,
+        blocks: usize,
         why: Purpose,
     ) -> Result<Buf, Problem> {
-        let mut whole = attached::overlay(Buf::scratch(sums.len()), attached);
-        for (n, sum) in sums.iter().enumerate() {
-            if covers(attached, n) {
+        let mut whole = attached::overlay(Buf::scratch(blocks), attached);
+        for n in 0..blocks {
+            let Some(expect) = expect.of_block(n).filter(|_| !covers(attached, n)) else {
                 continue;
-            }
+            };
             let of_block = copies.iter().filter_map(|copy| copy.block(n as u32));
             let of_block: Copies = of_block.map(Copied::Whole).collect();
-            let block = self.read_block(&of_block, *sum, why).await;
+            let block = self.read_block(&of_block, expect, why).await;
             let block = block.map_err(|problem| Problem { block: n as u32, ..problem })?;
             whole.make_mut()[bytes(n)].copy_from_slice(&block);
         }
         // The attached blocks, too (VERIFY-V1).
-        Expect::Sums(sums).judge(&whole, &copies[0])?;
+        expect.judge(&whole, &copies[0])?;
         Ok(whole)
     }
 
     /// One block from the first copy in which it is good, each read once more.
-    async fn read_block(&self, copies: &[Copied], sum: u32, why: Purpose) -> Result<Buf, Problem> {
+    async fn read_block(
+        &self,
+        copies: &[Copied],
+        expect: Expect<'_>,
+        why: Purpose,
+    ) -> Result<Buf, Problem> {
         let mut bad = Problems::new();
         for copy in copies {
-            match self.read_copy(copy, &Found::new(), Expect::Sums(&[sum]), why).await {
+            match self.read_copy(copy, &Found::new(), expect, why).await {
                 Ok(block) => {
-                    self.mend(copies, &bad, &block, why).await;
+                    self.mend(copies, &bad, &block, expect, why).await;
                     return Ok(block);
                 }
                 Err(problem) => bad.push(problem),
@@ -281,20 +354,29 @@ impl Reader {
 
     /// Writes good content over the bad copies, which are the first ones (VERIFY-V2). That failing
     /// is no failure of the read.
-    async fn mend(&self, copies: &[Copied], bad: &[Problem], good: &Buf, why: Purpose) {
+    async fn mend(
+        &self,
+        copies: &[Copied],
+        bad: &[Problem],
+        good: &Buf,
+        expect: Expect<'_>,
+        why: Purpose,
+    ) {
         for (copy, problem) in copies.iter().zip(bad) {
             tracing::warn!("{why:?} at {copy}: {problem}; another copy is good");
             for (run, content) in copy.cut(good) {
-                self.mend_run(run, content, why).await;
+                self.mend_run(run, content, expect, why).await;
             }
         }
     }
 
-    async fn mend_run(&self, run: Run, good: Buf, why: Purpose) {
+    async fn mend_run(&self, run: Run, good: Buf, expect: Expect<'_>, why: Purpose) {
         let Some(Repair { rt, pins }) = &self.repair else { return };
         // A pin of its own: the caller, and its pin, may be gone before the device is done.
         let pin = pins.pin_oldest();
-        let write = self.devices.write(run, good.into(), why);
+        let good: Bufs = good.into();
+        let protect = expect.protection().protect(&self.devices, run, &good);
+        let write = self.devices.write(run, good, why, protect);
         let written = finishing(rt, async move { (write.await, pin) });
         let failure = match written.await {
             (Ok(()), _) => Failure::Repaired,
@@ -347,6 +429,22 @@ type Problems = SmallVec<[Problem; 1]>;
 /// Whether a block is among the attached ones.
 fn covers(attached: &Found, block: usize) -> bool {
     attached.iter().any(|(first, part)| (*first..first + part.blocks()).contains(&block))
+}
+
+/// The problem of a copy that the device did not return: a tuple that is not as expected is a
+/// mismatch of its block (VERIFY-V5).
+fn unread(copy: &Copied, expect: Expect<'_>, error: DeviceError) -> Problem {
+    match (copy, expect, &error) {
+        (
+            Copied::Whole(run),
+            Expect::Guard { .. } | Expect::Offload { .. },
+            DeviceError::Integrity { block, blocks: 1, .. },
+        ) => {
+            let nth = block.saturating_sub(run.addr.block()) as u32;
+            Problem::new(nth, Cause::Mismatch(error.to_string()))
+        }
+        _ => Problem::new(0, Cause::Unreadable(error)),
+    }
 }
 
 fn bytes(block: usize) -> Range<usize> {

@@ -131,7 +131,7 @@ impl Label {
     }
 }
 
-/// Blocks of data of a device with protection information (`docs/integrity.md`, 4).
+/// Blocks of data of a device with protection information (`docs/integrity.md`, 5).
 fn data_blocks(source: &dyn Source) -> Option<u64> {
     let size = source.blocks();
     let places = size.checked_sub(HEADERS)?..size;

@@ -44,7 +44,8 @@ pub async fn change_memory_limits(
     };
     pool.check_writable()?;
     if check()? != GroupLimits::default() {
-        use_features(pool, Features::MEMORY_LIMITS).await?;
+        let ro_compat = Features::MEMORY_LIMITS;
+        use_features(pool, Features { ro_compat, ..Features::default() }).await?;
     }
     let credit = pool.admit(Tier::Change, 1, Key::BYTES + MemoryItem::BYTES).await?;
     let apply = |credit: Credit, id| {

@@ -1,10 +1,13 @@
-//! Contents of files against the checksums in their extents.
+//! Contents of files against their checksums: those in the extents, or beside the blocks.
+//!
+//! The device compares tuples, and the host again if it made them; a block that is not as expected
+//! is named by a read of it alone.
 
-use copyhold_device::DynDevice;
+use copyhold_device::{DeviceError, DynDevice, Expect};
 use copyhold_format::block_checksum;
+use copyhold_format::item::ExtentState;
 use copyhold_types::{BLOCK_BYTES, Purpose, Run};
 use futures_util::stream::{self, StreamExt};
-use smallvec::SmallVec;
 
 use crate::checker::Checker;
 use crate::problem::{FileId, Problem};
@@ -18,7 +21,7 @@ pub(super) struct DataJob {
     /// File block of its first.
     pub(super) block: u64,
     pub(super) run: Run,
-    pub(super) sums: SmallVec<[u32; 4]>,
+    pub(super) content: ExtentState,
 }
 
 pub(super) async fn verify(checker: &mut Checker, jobs: Vec<DataJob>) {
@@ -46,22 +49,52 @@ pub(super) async fn verify(checker: &mut Checker, jobs: Vec<DataJob>) {
     }
 }
 
+type Stretch = (u32, u32, String);
+
 /// Stretches of the extent that differ from the written data: first, how many, why.
-async fn bad_blocks(device: &DynDevice, job: &DataJob) -> Vec<(u32, u32, String)> {
+async fn bad_blocks(device: &DynDevice, job: &DataJob) -> Vec<Stretch> {
     let run = job.run;
-    let data = match device.read(run.addr.block(), run.blocks, Purpose::Data).await {
-        Ok(data) => data,
-        Err(error) => return vec![(0, run.blocks, error.to_string())],
+    let expect = match job.content {
+        ExtentState::Guarded { birth } => Expect::Guard { birth },
+        ExtentState::Offloaded { birth } => Expect::Offload { birth },
+        _ => Expect::Plain,
     };
-    let mut bad: Vec<(u32, u32, String)> = Vec::new();
-    for ((at, block), sum) in (0..).zip(data.chunks(BLOCK_BYTES)).zip(&job.sums) {
-        if block_checksum(block) == *sum {
-            continue;
+    let read =
+        |run: Run| device.read_expecting(run.addr.block(), run.blocks, Purpose::Data, expect);
+    let mut bad = Vec::new();
+    match (read(run).await, &job.content) {
+        (Ok(data), ExtentState::Written(sums)) => {
+            for ((at, block), sum) in (0..).zip(data.chunks(BLOCK_BYTES)).zip(sums) {
+                if block_checksum(block) != *sum {
+                    note(&mut bad, at, "their checksums do not match".into());
+                }
+            }
         }
-        match bad.last_mut() {
-            Some((first, blocks, _)) if *first + *blocks == at => *blocks += 1,
-            _ => bad.push((at, 1, "their checksums do not match".into())),
+        (Ok(_), _) => {}
+        (Err(_), ExtentState::Guarded { .. } | ExtentState::Offloaded { .. }) => {
+            for at in 0..run.blocks {
+                if let Err(error) = read(run.slice(at, 1)).await {
+                    note(&mut bad, at, why(error));
+                }
+            }
         }
+        (Err(error), _) => bad.push((0, run.blocks, error.to_string())),
     }
     bad
+}
+
+/// Without the place of one block: the stretch has its own.
+fn why(error: DeviceError) -> String {
+    match error {
+        DeviceError::Integrity { kind, by, .. } => format!("{by} finds {kind}"),
+        error => error.to_string(),
+    }
+}
+
+/// Adds a block to the stretches; one that continues the last joins it.
+fn note(bad: &mut Vec<Stretch>, at: u32, why: String) {
+    match bad.last_mut() {
+        Some((first, blocks, same)) if *first + *blocks == at && *same == why => *blocks += 1,
+        _ => bad.push((at, 1, why)),
+    }
 }

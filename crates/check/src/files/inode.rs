@@ -8,6 +8,9 @@
 //! INODE-I4  What an inode counts (entries, attributes, bytes of a target) it has.
 //! INODE-I5  ACLs can be parsed, and an access ACL and the mode say the same of owner, group and
 //!           others.
+//! INODE-I6  An extent with tuples beside its blocks is on a device that has such, and its birth
+//!           is no txg that is yet to come. The label says so, as it does of extents without
+//!           checksums.
 //!
 //! INODE-I4, INODE-I5 and the sum of INODE-I2 are not asked of a file that is being removed in
 //! steps.
@@ -16,11 +19,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_format::FormatError;
 use copyhold_format::item::{
-    ACCESS_ACL, Acl, Content, DEFAULT_ACL, DIRENT, DIRENT_SUBVOL, DirBucket, EXTENT,
+    ACCESS_ACL, Acl, Checksums, Content, DEFAULT_ACL, DIRENT, DIRENT_SUBVOL, DirBucket, EXTENT,
     EXTENT_BLOCKS_MAX, Extent, ExtentState, INLINE, INODE, InodeFlags, InodeItem, SYMLINK, XATTR,
     XATTR_VALUE, XATTR_VALUE_PIECE, XattrBucket, XattrValue, dirent_bucket, inode_key,
     parse_inline, parse_symlink, xattr_bucket, xattr_piece,
 };
+use copyhold_format::label::Features;
+use copyhold_pool::{birth_of, features_of};
 use copyhold_types::{BLOCK_BYTES, Key, SubvolId};
 
 use super::Walk;
@@ -234,7 +239,8 @@ impl Current {
         let extent = Extent::parse(value)?;
         let (block, blocks) = (key.offset, extent.blocks());
         checker.report.verified.extents += 1;
-        if let Some(why) = self.extent_is_wrong(walk, block, &extent) {
+        let wrong = self.extent_is_wrong(walk, block, &extent);
+        if let Some(why) = wrong.or_else(|| checksums_are_wrong(checker, &extent.state)) {
             checker.report.add(Problem::Extent { file: self.file, block, why });
         }
         self.end = self.end.max(block.saturating_add(blocks.into()));
@@ -249,11 +255,12 @@ impl Current {
             checker.refer(run, by);
         }
         // Extents that snapshots share are read once.
-        if let ExtentState::Written(sums) = extent.state
+        let content = extent.state;
+        if content != ExtentState::Unwritten
             && checker.options.data
             && !(checker.counting && is_read)
         {
-            walk.jobs.push(DataJob { file: self.file, block, run, sums });
+            walk.jobs.push(DataJob { file: self.file, block, run, content });
         }
         Ok(())
     }
@@ -365,4 +372,23 @@ impl Current {
             checker.report.add(Problem::Acl { file: self.file, name, why });
         }
     }
+}
+
+/// INODE-I6.
+fn checksums_are_wrong(checker: &Checker, content: &ExtentState) -> Option<String> {
+    let place = content.checksums().filter(|place| *place != Checksums::Item)?;
+    let pool = &checker.pool;
+    if features_of(pool).incompat & Features::CHECKSUMS == 0 {
+        return Some(format!(
+            "its checksums are in place \"{place}\", which the label does not say"
+        ));
+    }
+    let birth = content.birth()?;
+    if pool.device().protection().is_none() {
+        return Some("its checksums are beside its blocks, and the device has none there".into());
+    }
+    // A birth is the low half of a txg: half of all numbers are before the open one.
+    let age = birth_of(pool.open_txg()).wrapping_sub(birth);
+    (age > u32::MAX / 2)
+        .then(|| format!("its blocks were born in txg {birth}, which is yet to come"))
 }

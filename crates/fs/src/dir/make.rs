@@ -312,6 +312,9 @@ pub(super) fn item_of(
         item.size = new.target.len() as u64;
         item.flags = 0;
     }
+    if is_dir || new.kind == FileKind::Regular {
+        item.checksums = dir.item.checksums;
+    }
     item.rdev = new.rdev;
     debug_assert_eq!(item.parent, InodeNo(0));
     item

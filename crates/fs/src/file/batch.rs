@@ -13,8 +13,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use copyhold_format::block_checksum;
-use copyhold_format::item::INLINE_MAX;
-use copyhold_pool::{Claim, LaneClass};
+use copyhold_format::item::{Checksums, ExtentState, INLINE_MAX};
+use copyhold_pool::{
+    Claim, LaneClass, Protection, Tier, cancel_written, defer_written, protection,
+};
 use copyhold_runtime::finishing;
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Buf, Bufs, Purpose, Run};
@@ -51,6 +53,9 @@ pub(crate) struct WritebackJob {
     /// There is no reservation: the content goes into preallocated space.
     in_place: bool,
     lane: Lane,
+    /// The place of checksums that the file wants, and that its claimed blocks get.
+    wanted: Checksums,
+    protection: Protection,
     /// Room that it asked for before its blocks were taken (FLIGHT-L5).
     flying: Option<Flying>,
 }
@@ -68,7 +73,9 @@ pub(super) enum Content<'a> {
 pub(super) struct Placed {
     pub(super) at: u64,
     pub(super) run: Run,
+    /// Of each block, if they are in the item.
     pub(super) sums: SmallVec<[u32; 4]>,
+    pub(super) protection: Protection,
     /// Of its first block among those taken.
     pub(super) first: usize,
 }
@@ -178,6 +185,8 @@ impl WritebackJob {
             hold: Mutex::default(),
             in_place,
             lane,
+            wanted: state.item.checksums,
+            protection: Protection::PLAIN,
             flying: None,
             inline: alone && size <= INLINE_MAX as u64 && no_extents,
             attach: attach && small && took.len() == was_ready && !in_place,
@@ -206,19 +215,19 @@ impl WritebackJob {
             let bytes = self.took[0].1.bytes()[..self.taken.size as usize].to_vec();
             self.use_hold();
             let result = self.install(Content::Inline(bytes)).await;
-            self.unclaim(VecDeque::new());
+            self.unclaim(VecDeque::new(), &result);
             return result;
         }
         if self.in_place {
             return self.write_in_place().await;
         }
         let mut claims = self.claim()?;
-        let placed = place(&self.took, &claims);
+        let placed = self.place(&claims);
         let result = match self.attach {
             true => self.install(Content::Placed(&placed, &mut claims)).await,
             false => self.send_and_install(&placed, &mut claims).await,
         };
-        self.unclaim(claims);
+        self.unclaim(claims, &result);
         result
     }
 
@@ -228,8 +237,28 @@ impl WritebackJob {
         claims: &mut VecDeque<Claim>,
     ) -> Result<()> {
         let flying = self.flying.take();
-        self.send(placed, flying).await?;
-        self.install(Content::Placed(placed, claims)).await
+        match self.send(placed, flying).await {
+            Ok(()) => self.install(Content::Placed(placed, claims)).await,
+            Err(error) if error.is_refused_guard() && self.has_tags() => {
+                tracing::warn!("{error}: writing it elsewhere");
+                Box::pin(self.send_elsewhere(claims)).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes to other places, once: the device has refused guards that match the data in memory,
+    /// so the data changed on the way, and the content of its places is unknown.
+    async fn send_elsewhere(&mut self, claims: &mut VecDeque<Claim>) -> Result<()> {
+        let pool = &self.fs.pool;
+        let blocks = claims.iter().map(|claim| u64::from(claim.run().blocks)).sum();
+        let more = pool.reserve_now(blocks, Tier::Internal)?;
+        self.reserved.as_mut().expect("a batch with places has a reservation").space.join(more);
+        claims.drain(..).for_each(|claim| defer_written(pool, claim));
+        *claims = self.claim_again(blocks)?;
+        let placed = self.place(claims);
+        self.send(&placed, None).await?;
+        self.install(Content::Placed(&placed, claims)).await
     }
 
     pub(super) fn claim(&mut self) -> Result<VecDeque<Claim>> {
@@ -240,14 +269,23 @@ impl WritebackJob {
             let more = self.fs.promise_now(&self.inode.subvol, blocks - held)?;
             self.promised_again(more);
         }
-        let reserved = self.reserved.as_mut().expect("made sure of above");
-        let class = if self.attach { LaneClass::Sync } else { LaneClass::Data };
-        let claims: VecDeque<Claim> =
-            self.fs.pool.claim(class, blocks, &mut reserved.space)?.into();
+        let claims = self.claim_again(blocks)?;
         self.use_hold();
         let placed: u64 = claims.iter().map(|claim| u64::from(claim.run().blocks)).sum();
         assert_eq!(placed, blocks, "FILES-F3: reserved space can be claimed");
         Ok(claims)
+    }
+
+    /// Places of reserved blocks, and their protection.
+    fn claim_again(&mut self, blocks: u64) -> Result<VecDeque<Claim>> {
+        let reserved = self.reserved.as_mut().expect("a batch with places has a reservation");
+        let class = if self.attach { LaneClass::Sync } else { LaneClass::Data };
+        let claims = self.fs.pool.claim(class, blocks, &mut reserved.space)?;
+        // Recovery verifies attached data by its checksums: fsync stays at one flush.
+        if !self.attach {
+            self.protection = protection(&self.fs.pool, self.wanted);
+        }
+        Ok(claims.into())
     }
 
     /// The installation is charged to the hold of the blocks taken.
@@ -257,11 +295,29 @@ impl WritebackJob {
         }
     }
 
-    /// Space that could not be installed is promised to its blocks again.
-    pub(super) fn unclaim(&mut self, claims: VecDeque<Claim>) {
+    /// Space that could not be installed is promised to its blocks again. Of blocks that need none
+    /// any more, space with tags is deferred.
+    pub(super) fn unclaim(&mut self, claims: VecDeque<Claim>, written: &Result<()>) {
         let Some(reserved) = &mut self.reserved else { return };
-        claims.into_iter().for_each(|claim| claim.cancel_into(&mut reserved.space));
+        let pool = &self.fs.pool;
+        for claim in claims {
+            match (self.protection.has_tags(), written) {
+                (false, _) => claim.cancel_into(&mut reserved.space),
+                (true, Ok(())) => defer_written(pool, claim),
+                (true, Err(_)) => cancel_written(pool, claim, &mut reserved.space),
+            }
+        }
         drop(reserved.hold.join(std::mem::take(&mut *self.hold.lock())));
+    }
+
+    /// Whether its blocks are written with tags beside them.
+    pub(super) fn has_tags(&self) -> bool {
+        self.protection.has_tags()
+    }
+
+    /// Lays the blocks taken over the claims.
+    pub(super) fn place(&self, claims: &VecDeque<Claim>) -> Vec<Placed> {
+        place(&self.took, claims, self.protection)
     }
 
     fn promised_again(&mut self, more: Promise) {
@@ -286,6 +342,7 @@ impl WritebackJob {
                 let joined = run.blocks + next.run.blocks;
                 // On the device and among the blocks taken: a batch in place leaves blocks out.
                 let follows = run.addr.offset(run.blocks.into()) == next.run.addr
+                    && first.protection == next.protection
                     && first.first + run.blocks as usize == next.first;
                 if !follows || joined > REQUEST_BLOCKS_MAX {
                     break;
@@ -294,15 +351,17 @@ impl WritebackJob {
                 count += 1;
             }
             let slots = &self.took[first.first..first.first + run.blocks as usize];
-            requests.push((run, gather(slots)));
+            requests.push((run, gather(slots), first.protection));
             rest = &rest[count..];
         }
         let pool = &self.fs.pool;
         if requests.len() == 1 {
-            let (run, data) = requests.remove(0);
-            return Ok(pool.write(run, data, Purpose::Data).await?);
+            let (run, data, protection) = requests.remove(0);
+            return Ok(pool.write(run, data, Purpose::Data, protection).await?);
         }
-        let writes = requests.into_iter().map(|(run, data)| pool.write(run, data, Purpose::Data));
+        let writes = requests
+            .into_iter()
+            .map(|(run, data, protection)| pool.write(run, data, Purpose::Data, protection));
         join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
         Ok(())
     }
@@ -332,7 +391,8 @@ impl Drop for WritebackJob {
 }
 
 /// Lays the blocks taken over the claims, cut at chunks of the file and ends of claims.
-pub(super) fn place(took: &[(u64, Slot)], claims: &VecDeque<Claim>) -> Vec<Placed> {
+fn place(took: &[(u64, Slot)], claims: &VecDeque<Claim>, protection: Protection) -> Vec<Placed> {
+    let has_sums = protection.checksums == Checksums::Item;
     let mut placed = Vec::with_capacity(took.len().div_ceil(CHUNK as usize) + claims.len());
     let mut first = 0;
     for claim in claims {
@@ -348,14 +408,30 @@ pub(super) fn place(took: &[(u64, Slot)], claims: &VecDeque<Claim>) -> Vec<Place
                 blocks += 1;
             }
             let slots = &took[first..first + blocks as usize];
-            let sums = slots.iter().map(|(_, slot)| block_checksum(slot.bytes())).collect();
-            placed.push(Placed { at, run: left.slice(0, blocks), sums, first });
+            let summed = if has_sums { slots } else { &[] };
+            let sums = summed.iter().map(|(_, slot)| block_checksum(slot.bytes())).collect();
+            placed.push(Placed { at, run: left.slice(0, blocks), sums, protection, first });
             first += blocks as usize;
             run = (blocks < left.blocks).then(|| left.slice(blocks, left.blocks - blocks));
         }
     }
     assert_eq!(first, took.len(), "every block has its place");
     placed
+}
+
+impl Placed {
+    /// The content of some of its blocks, as their extent says it.
+    pub(super) fn content(&self, skip: u32, blocks: u32) -> ExtentState {
+        let birth = self.protection.birth;
+        match self.protection.checksums {
+            Checksums::Item => {
+                ExtentState::Written(self.sums[skip as usize..(skip + blocks) as usize].into())
+            }
+            Checksums::Guard => ExtentState::Guarded { birth },
+            Checksums::Offload => ExtentState::Offloaded { birth },
+            Checksums::None => ExtentState::Unverified,
+        }
+    }
 }
 
 /// The buffers of consecutive blocks; whole ones are not copied.

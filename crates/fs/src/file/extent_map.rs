@@ -142,7 +142,7 @@ mod tests {
         let run = Run::new(BlockAddr::new(DeviceId(0), place), blocks);
         let pointer = Pointer { run, epoch: EpochId(2), origin: EpochId(1) };
         let sums = (0..blocks).map(|n| place as u32 + n).collect();
-        Extent { pointer, birth: 0, state: ExtentState::Written(sums) }
+        Extent { pointer, state: ExtentState::Written(sums) }
     }
 
     /// The table and a plain array, changed together.

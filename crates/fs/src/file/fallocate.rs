@@ -262,7 +262,7 @@ impl Filesystem {
                 let guard = self.volumes.snapshot_guard(&inode.subvol.volume)?;
                 for (start, run) in lay_out(&holes, &runs) {
                     let pointer = Pointer { run, epoch: guard.epoch(), origin: guard.epoch() };
-                    edit.add(start, Extent { pointer, birth: 0, state: ExtentState::Unwritten });
+                    edit.add(start, Extent { pointer, state: ExtentState::Unwritten });
                 }
                 let mut tx = Transaction::new();
                 claims.into_iter().for_each(|claim| tx.allocate(claim));

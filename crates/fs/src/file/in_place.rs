@@ -2,13 +2,14 @@
 //!
 //! Only space that this subvolume owns exclusively may be written in place, and the map lock is
 //! held from the look-up until the extents are converted (R10). Recovery verifies the allocations
-//! of a batch; this is not among them, so the data is made durable before its transaction.
+//! of a batch; this is not among them, so the data is made durable before its transaction. It has
+//! its checksums in the item, whatever the file's property says: its place has a birth already.
 
 use std::collections::VecDeque;
 
 use copyhold_format::block_checksum;
 use copyhold_format::item::{Extent, ExtentState};
-use copyhold_pool::{Cached, Tier, Transaction};
+use copyhold_pool::{Cached, Protection, Tier, Transaction};
 use copyhold_runtime::WriteGuard;
 
 use super::batch::{Placed, WritebackJob};
@@ -168,7 +169,8 @@ impl WritebackJob {
                 }
                 None => {
                     let sums = std::iter::once(sum).collect();
-                    placed.push(Placed { at: *block, run, sums, first: n });
+                    let protection = Protection::PLAIN;
+                    placed.push(Placed { at: *block, run, sums, protection, first: n });
                 }
             }
         }

@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use copyhold_format::item::{
-    Extent, ExtentState, InodeFlags, InodeItem, encode_truncate, inline_key, truncate_key,
+    Checksums, Extent, InodeFlags, InodeItem, encode_truncate, inline_key, truncate_key,
 };
-use copyhold_pool::{Claim, Credit, PoolError, Tier, Transaction};
+use copyhold_pool::{Claim, Credit, PoolError, Tier, Transaction, defer_written};
 use copyhold_types::{BLOCK_BYTES, EpochId, Pointer, Txg};
 use copyhold_volume::{SnapshotGuard, quota};
 use smallvec::SmallVec;
@@ -199,7 +199,7 @@ impl WritebackJob {
         for piece in placed {
             for (skip, count, current) in self.parts(piece, state) {
                 if current != kept {
-                    take_claims(claims, blocks, tx, kept);
+                    self.take_claims(claims, blocks, tx, kept);
                     (blocks, kept) = (0, current);
                 }
                 blocks += count;
@@ -208,22 +208,51 @@ impl WritebackJob {
                 }
                 let at = piece.at + u64::from(skip);
                 let run = piece.run.slice(skip, count);
-                let sums = piece.sums[skip as usize..(skip + count) as usize].into();
                 old.remove(at..at + u64::from(count));
                 old.add(
                     at,
                     Extent {
                         pointer: Pointer { run, epoch, origin: epoch },
-                        birth: 0,
-                        state: ExtentState::Written(sums),
+                        state: piece.content(skip, count),
                     },
                 );
+                if piece.protection.checksums != Checksums::Item {
+                    tx.introduce_unverifiable();
+                }
                 if self.attach {
                     tx.attach(run, self.data_of(piece, skip, count));
                 }
             }
         }
-        take_claims(claims, blocks, tx, kept);
+        self.take_claims(claims, blocks, tx, kept);
+    }
+
+    /// Cuts the next `blocks` blocks off the claims: into the transaction, or dropped.
+    fn take_claims(
+        &self,
+        claims: &mut VecDeque<Claim>,
+        blocks: u32,
+        tx: &mut Transaction,
+        keep: bool,
+    ) {
+        let mut wanted = blocks;
+        while wanted > 0 {
+            let claim = claims.pop_front().expect("every piece was claimed");
+            let has = claim.run().blocks;
+            let taken = if has <= wanted {
+                claim
+            } else {
+                let (head, tail) = claim.split(wanted);
+                claims.push_front(tail);
+                head
+            };
+            wanted -= taken.run().blocks;
+            if keep {
+                tx.allocate(taken);
+            } else if self.has_tags() {
+                defer_written(&self.fs.pool, taken);
+            }
+        }
     }
 
     /// The piece cut where its blocks cease, or begin, to be the batch's: first block, count,
@@ -352,26 +381,6 @@ fn stretch(placed: &[Placed], first: &Placed) -> (usize, Range<u64>) {
 /// Bytes of edits that put `placed`.
 fn new_bytes(placed: &[Placed]) -> usize {
     placed.iter().map(|piece| KEY_BYTES + extent_bytes(piece.run.blocks)).sum()
-}
-
-/// Cuts the next `blocks` blocks off the claims: into the transaction, or dropped.
-fn take_claims(claims: &mut VecDeque<Claim>, blocks: u32, tx: &mut Transaction, keep: bool) {
-    let mut wanted = blocks;
-    while wanted > 0 {
-        let claim = claims.pop_front().expect("every piece was claimed");
-        let has = claim.run().blocks;
-        let taken = if has <= wanted {
-            claim
-        } else {
-            let (head, tail) = claim.split(wanted);
-            claims.push_front(tail);
-            head
-        };
-        wanted -= taken.run().blocks;
-        if keep {
-            tx.allocate(taken);
-        }
-    }
 }
 
 pub(super) fn count_blocks(item: &mut InodeItem, change: &MapChange) {

@@ -1,7 +1,8 @@
 //! Reading: dirty blocks first, then extents.
 //!
-//! The pool verifies each block of an extent (VERIFY-V1): a read never returns bytes that do not
-//! match their checksum. It fails, and says where.
+//! The pool verifies each block of an extent (VERIFY-V1, VERIFY-V5): a read never returns bytes
+//! that do not match their checksum. It fails, and says where. One request has blocks of one place
+//! of checksums and one birth only.
 
 use std::ops::Range;
 
@@ -113,7 +114,7 @@ type Bufs = SmallVec<[Buf; 1]>;
 struct Request {
     at: u64,
     run: Run,
-    sums: SmallVec<[u32; 4]>,
+    content: ExtentState,
     keep: Keep,
 }
 
@@ -248,7 +249,10 @@ impl Filesystem {
     }
 
     async fn fetch_one(&self, inode: &Inode, request: &Request) -> Result<Buf> {
-        let (expect, keep) = (Expect::Sums(&request.sums), request.keep.owner(self, inode));
+        let keep = request.keep.owner(self, inode);
+        let Some(expect) = Expect::of_extent(&request.content) else {
+            return Ok(Buf::zeroed(request.run.blocks as usize));
+        };
         let read = self.pool.read(request.run, expect, Purpose::Data, keep);
         read.await.map_err(|problem| {
             let block = request.at + u64::from(problem.block);
@@ -304,20 +308,21 @@ fn resolve(
             parts.push(Part { blocks: at..from, source: Source::Zero });
         }
         at = to;
-        let ExtentState::Written(sums) = &extent.state else {
+        if extent.state == ExtentState::Unwritten {
             parts.push(Part { blocks: from..to, source: Source::Zero });
             continue;
-        };
+        }
         let (skip, count) = ((from - start) as u32, (to - from) as u32);
         let run = extent.pointer.run.slice(skip, count);
-        let sums = &sums[skip as usize..(skip + count) as usize];
         let keep = rule.keep(&extent.pointer);
-        let joins = requests.last().is_some_and(|last| last.takes(from, run, keep));
-        if !joins {
-            requests.push(Request { at: from, run, sums: SmallVec::from_slice(sums), keep });
-        } else if let Some(last) = requests.last_mut() {
-            last.run.blocks += count;
-            last.sums.extend_from_slice(sums);
+        match requests.last_mut() {
+            Some(last) if last.takes(from, run, keep, &extent.state) => {
+                last.join(skip, count, &extent.state);
+            }
+            _ => {
+                let content = extent.slice(skip, count).state;
+                requests.push(Request { at: from, run, content, keep });
+            }
         }
         let last = requests.last().expect("pushed or joined above");
         let skip = (from - last.at) as u32;
@@ -331,12 +336,24 @@ fn resolve(
 
 impl Request {
     /// Whether `run`, for file blocks from `at`, continues this request.
-    fn takes(&self, at: u64, run: Run, keep: Keep) -> bool {
+    fn takes(&self, at: u64, run: Run, keep: Keep, content: &ExtentState) -> bool {
         self.at + u64::from(self.run.blocks) == at
             && self.run.addr.offset(self.run.blocks.into()) == run.addr
             && self.run.blocks + run.blocks <= REQUEST_BLOCKS_MAX
             // KEEP-S2.
             && self.keep == keep
+            && self.content.checksums() == content.checksums()
+            && self.content.birth() == content.birth()
+    }
+
+    /// Continues with `count` blocks of an extent from its `skip`th.
+    fn join(&mut self, skip: u32, count: u32, extent: &ExtentState) {
+        self.run.blocks += count;
+        if let (ExtentState::Written(sums), ExtentState::Written(more)) =
+            (&mut self.content, extent)
+        {
+            sums.extend_from_slice(&more[skip as usize..(skip + count) as usize]);
+        }
     }
 }
 

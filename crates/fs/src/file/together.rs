@@ -11,12 +11,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use copyhold_pool::Claim;
+use copyhold_pool::{Claim, Protection};
 use copyhold_runtime::finishing;
 use copyhold_types::{Bufs, Purpose, Run};
 use futures_util::future::{join, join_all};
 
-use super::batch::{Content, Placed, REQUEST_BLOCKS_MAX, WritebackJob, gather, place};
+use super::batch::{Content, Placed, REQUEST_BLOCKS_MAX, WritebackJob, gather};
 use crate::flight::Flying;
 use crate::inode::InodeRef;
 use crate::writers::WriterTask;
@@ -74,7 +74,7 @@ impl Filesystem {
         for mut batch in placed {
             match batch.claim() {
                 Ok(claims) => {
-                    let placed = place(&batch.took, &claims);
+                    let placed = batch.place(&claims);
                     group.push(Ready { batch, placed, claims });
                 }
                 Err(error) => first = first.and(batch.record(Err(error))),
@@ -88,7 +88,7 @@ impl Filesystem {
                 true => batch.install(Content::Placed(&placed, &mut claims)).await,
                 false => batch.send_and_install(&placed, &mut claims).await,
             };
-            batch.unclaim(claims);
+            batch.unclaim(claims, &written);
             first = first.and(batch.record(written));
         }
         first
@@ -96,27 +96,29 @@ impl Filesystem {
 
     /// Of each of the group, whether all that it has was written.
     async fn send_together(&self, group: &[Ready]) -> Vec<bool> {
-        let mut requests: Vec<(Run, Bufs, usize, usize)> = Vec::new();
+        let mut requests: Vec<(Run, Bufs, Protection, usize, usize)> = Vec::new();
         for (member, ready) in group.iter().enumerate() {
             for placed in &ready.placed {
                 let run = placed.run;
+                let protection = placed.protection;
                 let slots = &ready.batch.took[placed.first..placed.first + run.blocks as usize];
                 match requests.last_mut() {
-                    Some((last, bufs, _, to))
+                    Some((last, bufs, same, _, to))
                         if last.addr.device() == run.addr.device()
                             && last.end() == run.addr.block()
+                            && *same == protection
                             && last.blocks + run.blocks <= REQUEST_BLOCKS_MAX =>
                     {
                         last.blocks += run.blocks;
                         bufs.extend(gather(slots));
                         *to = member;
                     }
-                    _ => requests.push((run, gather(slots), member, member)),
+                    _ => requests.push((run, gather(slots), protection, member, member)),
                 }
             }
         }
-        let writes = requests.into_iter().map(|(run, data, from, to)| async move {
-            (self.pool.write(run, data, Purpose::Data).await.is_ok(), from, to)
+        let writes = requests.into_iter().map(|(run, data, protection, from, to)| async move {
+            (self.pool.write(run, data, Purpose::Data, protection).await.is_ok(), from, to)
         });
         let mut sent = vec![true; group.len()];
         for (written, from, to) in join_all(writes).await {

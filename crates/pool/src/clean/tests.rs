@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use copyhold_device::sim::Lasting;
-use copyhold_device::{Device, DynDevice, SimDevice};
+use copyhold_device::{Device, DynDevice, Protect, SimDevice};
 use copyhold_runtime::{Rt, SeededRuntime};
 use copyhold_table::NodeCache;
 use copyhold_types::{Bufs, DeviceId, Purpose};
@@ -67,7 +67,7 @@ impl World {
 
     fn write(&self, run: Run, version: u8) {
         let data = Bufs::from(content(run, version));
-        self.rt.block_on(self.devices.write(run, data, Purpose::Data)).unwrap();
+        self.rt.block_on(self.devices.write(run, data, Purpose::Data, Protect::Plain)).unwrap();
     }
 
     async fn reading(&self, run: Run, version: u8) -> Result<Buf, Problem> {

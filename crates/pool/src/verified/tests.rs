@@ -1,5 +1,7 @@
 //! Two devices with a copy each, and each kind of failure.
 
+mod tuples;
+
 use copyhold_device::sim::Lasting;
 use copyhold_device::{Device, DynDevice, SimDevice};
 use copyhold_runtime::SeededRuntime;

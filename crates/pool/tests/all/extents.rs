@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use copyhold_format::block_checksum;
 use copyhold_format::item::{EXTENT, Extent, ExtentState};
-use copyhold_pool::{Expect, LaneClass, Pool, PoolError, Tier, Transaction};
+use copyhold_pool::{Expect, LaneClass, Pool, PoolError, Protection, Tier, Transaction};
 use copyhold_types::{Buf, EpochId, Key, Pointer, Purpose, Run, TableId, Txg};
 
 const TABLE: TableId = TableId(100);
@@ -20,10 +20,10 @@ pub(crate) async fn write(pool: &Arc<Pool>, n: u64, byte: u8, blocks: u64) -> (R
     let run = claim.run();
     let data = vec![byte; 4096];
     let bufs = (0..blocks).map(|_| Buf::from_bytes(&data)).collect();
-    pool.write(run, bufs, Purpose::Data).await.unwrap();
+    pool.write(run, bufs, Purpose::Data, Protection::PLAIN).await.unwrap();
     let pointer = Pointer { run, epoch: EpochId::POOL, origin: EpochId::POOL };
     let state = ExtentState::Written(vec![block_checksum(&data); blocks as usize].into());
-    let extent = Extent { pointer, birth: 0, state };
+    let extent = Extent { pointer, state };
     let mut tx = Transaction::new();
     tx.allocate(claim);
     if let Some(old) = pool.get(TABLE, key(n)).await.unwrap() {

@@ -112,8 +112,11 @@ fn the_power_may_fail_at_any_moment_of_that_mount() {
     assert!(writes > 2, "{writes} writes are those of the labels only");
 }
 
+const LIMITS: Features =
+    Features { compat: 0, ro_compat: Features::MEMORY_LIMITS, incompat: Features::CHECKSUMS };
+
 fn has_limits(label: &Label) -> bool {
-    label.features.ro_compat == Features::MEMORY_LIMITS
+    label.features.with(LIMITS) == label.features
 }
 
 /// A feature that comes into use later is in both labels when the call returns; if the power fails
@@ -127,17 +130,14 @@ fn the_power_may_fail_at_any_moment_of_naming_a_feature() {
         let machine = Machine::on(image.clone());
         let pool = machine.open(OpenOptions::default()).unwrap();
         machine.disk.arm(Trigger::Write { nth: writes, why: None }, Fault::PowerOff);
-        let named = select(
-            Box::pin(use_features(&pool, Features::MEMORY_LIMITS)),
-            machine.disk.until_off(),
-        );
+        let named = select(Box::pin(use_features(&pool, LIMITS)), machine.disk.until_off());
         let named = machine.rt.block_on(async { matches!(named.await, Either::Left((Ok(()), _))) });
         drop(pool);
         let machine = Machine::on(machine.crash());
         let pool = machine.open(OpenOptions::default()).unwrap();
         let (label, is_same) = machine.label();
         assert!(is_same && (has_limits(&label) || !named), "after {writes} writes: {label:?}");
-        machine.rt.block_on(use_features(&pool, Features::MEMORY_LIMITS)).unwrap();
+        machine.rt.block_on(use_features(&pool, LIMITS)).unwrap();
         let (again, is_same) = machine.label();
         assert!(has_limits(&again) && is_same, "after {writes} writes: {again:?}");
         let grew = again.generation - label.generation;
@@ -156,7 +156,7 @@ fn a_read_only_pool_names_no_feature() {
     let image = machine.disk.image();
     let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
     let pool = machine.open(read_only).unwrap();
-    let named = machine.rt.block_on(use_features(&pool, Features::MEMORY_LIMITS));
+    let named = machine.rt.block_on(use_features(&pool, LIMITS));
     assert!(matches!(named, Err(PoolError::ReadOnly { .. })), "{named:?}");
     assert_eq!(machine.disk.image(), image);
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
 use copyhold_pool::{
-    CreateOptions, Expect, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier, Transaction,
+    CreateOptions, Expect, LaneClass, Limits, OpenOptions, Pool, PoolError, Protection, Tier,
+    Transaction,
 };
 use copyhold_runtime::{Rt, SeededRuntime};
 use copyhold_types::{Buf, Bufs, DeviceId, EpochId, Key, Kind, Pointer, Purpose, Run, TableId};
@@ -46,7 +47,7 @@ async fn put(pool: &Arc<Pool>, n: u64) -> Result<Vec<Run>, PoolError> {
     }
     let runs: Vec<Run> = claims.iter().map(|claim| claim.run()).collect();
     for run in &runs {
-        pool.write(*run, blocks(n, *run), Purpose::Data).await?;
+        pool.write(*run, blocks(n, *run), Purpose::Data, Protection::PLAIN).await?;
     }
     claims.into_iter().for_each(|claim| tx.allocate(claim));
     let credit = pool.admit(Tier::Write, tx.len(), 10_000).await?;

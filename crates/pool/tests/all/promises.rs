@@ -8,8 +8,8 @@ use copyhold_device::pi::Format;
 use copyhold_device::sim::{Lasting, SimDevice, SimImage};
 use copyhold_device::{Counters, Device, DeviceError, DynDevice, Expect, Geometry, Protect};
 use copyhold_pool::{
-    Cached, CreateOptions, KeptNodes, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier,
-    Transaction,
+    Cached, CreateOptions, KeptNodes, LaneClass, Limits, OpenOptions, Pool, PoolError, Protection,
+    Tier, Transaction,
 };
 use copyhold_runtime::{BoxFuture, Rt, Runtime, SeededRuntime};
 use copyhold_types::{
@@ -220,7 +220,10 @@ fn a_commit_waits_for_nobody_elses_data() {
         let written = Arc::new(Semaphore::new(0));
         let told = written.clone();
         machine.rt.spawn(Box::pin(async move {
-            neighbour.write(run, data, Purpose::Data).await.expect("it is written at last");
+            neighbour
+                .write(run, data, Purpose::Data, Protection::PLAIN)
+                .await
+                .expect("it is written at last");
             told.add_permits(1);
         }));
         put(&pool, 1).await.expect("the commit went through");
@@ -454,7 +457,7 @@ fn nobody_is_refused_for_space_that_waits_for_the_host() {
         let (writer, pin) = (pool.clone(), pool.pin());
         machine.rt.spawn(Box::pin(async move {
             let data = Buf::zeroed(blocks as usize).into();
-            let written = writer.write(never_written, data, Purpose::Data).await;
+            let written = writer.write(never_written, data, Purpose::Data, Protection::PLAIN).await;
             written.expect("the host has room again");
             drop(pin);
         }));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use copyhold_format::block_checksum;
 use copyhold_format::item::{EXTENT, Extent, ExtentState};
 use copyhold_pool::{
-    Claim, Credit, Expect, IdSpace, LaneClass, Pool, PoolError, Tier, Transaction,
+    Claim, Credit, Expect, IdSpace, LaneClass, Pool, PoolError, Protection, Tier, Transaction,
 };
 use copyhold_runtime::FifoMutexGuard;
 use copyhold_types::{Bufs, EpochId, Key, Pointer, Purpose, Run, SubvolId};
@@ -194,11 +194,10 @@ impl Client {
         if !unwritten && self.dice.one_in(4) {
             tx.attach(run, data);
         } else if !unwritten {
-            self.pool.write(run, data, Purpose::Data).await?;
+            self.pool.write(run, data, Purpose::Data, Protection::PLAIN).await?;
         }
         tx.allocate(claim);
-        let extent =
-            Extent { pointer: Pointer { run, epoch: EPOCH, origin: EPOCH }, birth: 0, state };
+        let extent = Extent { pointer: Pointer { run, epoch: EPOCH, origin: EPOCH }, state };
         Ok(Some(Stored { value: extent.encode().to_vec(), stamp }))
     }
 
@@ -297,7 +296,7 @@ impl Client {
         for run in claims.iter().map(Claim::run) {
             self.unspoil(run);
             let junk = (0..run.blocks).map(|index| content(u64::MAX, index)).collect();
-            self.pool.write(run, junk, Purpose::Data).await?;
+            self.pool.write(run, junk, Purpose::Data, Protection::PLAIN).await?;
         }
         self.pause(20).await;
         Ok(())

@@ -13,6 +13,7 @@ mod handover;
 mod in_place;
 mod leftovers;
 mod old_uberblock;
+mod protected;
 mod retaken;
 mod rotten_base;
 mod seeds;

@@ -259,7 +259,7 @@ impl World {
         while done < pointer.run.blocks {
             let here = (32 - at % 32).min(u64::from(pointer.run.blocks - done)) as u32;
             let pointer = Pointer { run: pointer.run.slice(done, here), ..pointer };
-            let extent = Extent { pointer, birth: 0, state: ExtentState::Unwritten };
+            let extent = Extent { pointer, state: ExtentState::Unwritten };
             tx.put(table, extent_key(InodeNo(file), at), &extent.encode()[..]);
             (done, at) = (done + here, at + u64::from(here));
         }

@@ -8,12 +8,13 @@ use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
 use copyhold_device::{Device, DynDevice};
 use copyhold_format::block_checksum;
 use copyhold_format::item::{
-    self, DIRENT, DirBucket, EPOCH, EpochItem, Extent, ExtentState, HashKey, InodeFlags, InodeItem,
-    SUBVOL, SubvolItem, XATTR, XATTR_VALUE_PIECE, XattrBucket, XattrValue, dirent_bucket,
-    xattr_bucket, xattr_piece,
+    self, Checksums, DIRENT, DirBucket, EPOCH, EpochItem, Extent, ExtentState, HashKey, InodeFlags,
+    InodeItem, SUBVOL, SubvolItem, XATTR, XATTR_VALUE_PIECE, XattrBucket, XattrValue,
+    dirent_bucket, xattr_bucket, xattr_piece,
 };
 use copyhold_pool::{
-    CreateOptions, IdSpace, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier, Transaction,
+    CreateOptions, IdSpace, LaneClass, Limits, OpenOptions, Pool, PoolError, Protection, Tier,
+    Transaction,
 };
 use copyhold_runtime::{Rt, SeededRuntime};
 use copyhold_types::{
@@ -125,6 +126,7 @@ pub(crate) fn inode(kind: u16, links: u32) -> InodeItem {
         generation: 0,
         parent: InodeNo(0),
         xattrs: 0,
+        checksums: Checksums::Item,
     }
 }
 
@@ -192,9 +194,9 @@ impl Files {
                 (at..at + u64::from(run.blocks)).map(|block| content(ino, block)).collect();
             let sums = data.iter().map(|block| block_checksum(block)).collect();
             let bufs = data.iter().map(|block| Buf::from_bytes(block)).collect();
-            self.pool.write(run, bufs, Purpose::Data).await.unwrap();
+            self.pool.write(run, bufs, Purpose::Data, Protection::PLAIN).await.unwrap();
             let pointer = Pointer { run, epoch: EpochId(1), origin: EpochId(1) };
-            let extent = Extent { pointer, birth: 0, state: ExtentState::Written(sums) };
+            let extent = Extent { pointer, state: ExtentState::Written(sums) };
             tx.put(TABLE, item::extent_key(ino, at), &extent.encode()[..]);
             tx.allocate(claim);
             at += u64::from(run.blocks);
@@ -238,7 +240,7 @@ impl Files {
         let mut reservation = self.pool.reserve(4, Tier::Write).await.unwrap();
         let claim = self.pool.claim(LaneClass::Data, 4, &mut reservation).unwrap().remove(0);
         let pointer = Pointer { run: claim.run(), epoch: EpochId(1), origin: EpochId(1) };
-        let extent = Extent { pointer, birth: 0, state: ExtentState::Unwritten };
+        let extent = Extent { pointer, state: ExtentState::Unwritten };
         let bytes = 4 * BLOCK_BYTES as u64;
         let item = InodeItem { allocated: bytes, ..inode(8, 1) };
         tx.put(TABLE, item::inode_key(RESERVED), &item.encode()[..]);

@@ -1,0 +1,117 @@
+//! Content with tuples beside its blocks, on two emulated namespaces with a copy each.
+
+use copyhold_device::pi::{DriveFault, Emulated};
+
+use super::*;
+
+const BIRTH: u32 = 7;
+const GUARD: Expect<'static> = Expect::Guard { birth: BIRTH };
+const OFFLOAD: Expect<'static> = Expect::Offload { birth: BIRTH };
+
+struct Namespaces {
+    rt: std::sync::Arc<SeededRuntime>,
+    devices: [std::sync::Arc<Emulated>; 2],
+    reader: Reader,
+    _pin: Pin,
+}
+
+impl Namespaces {
+    fn new(expect: Expect<'_>) -> Namespaces {
+        let rt = SeededRuntime::new(1);
+        let devices = IDS.map(|id| {
+            let disk = SimDevice::new(rt.clone() as Rt, id, 640, 1);
+            let format = "4096+16:64b".parse().unwrap();
+            rt.block_on(Emulated::create(rt.clone() as Rt, disk, format)).unwrap()
+        });
+        let all = IDS.iter().zip(&devices).map(|(id, one)| (*id, one.clone() as DynDevice));
+        let pins = Pins::default();
+        let pin = pins.pin(copyhold_types::Txg::FIRST);
+        let repair = Some(Repair { rt: rt.clone() as Rt, pins });
+        let reader = Reader::new(Devices::of(all.collect(), CleanData::none()), repair);
+        let world = Namespaces { rt, devices, reader, _pin: pin };
+        (0..IDS.len()).for_each(|copy| world.write(copy, &content(), expect));
+        world
+    }
+
+    fn write(&self, copy: usize, content: &Buf, expect: Expect<'_>) {
+        let run = Run::new(BlockAddr::new(IDS[copy], AT), content.blocks() as u32);
+        let data: Bufs = content.clone().into();
+        let protect = expect.protection().protect(self.reader.devices(), run, &data);
+        let written = self.reader.devices().write(run, data, Purpose::Data, protect);
+        self.rt.block_on(written).unwrap();
+    }
+
+    fn read(&self, copies: &[Copied], expect: Expect<'_>) -> Result<Buf, Problem> {
+        self.rt.block_on(self.reader.read(copies, expect, Purpose::Data))
+    }
+
+    fn counts(&self) -> [u64; 4] {
+        use Failure::{Integrity, Lost, Repaired, Unreadable};
+        [Integrity, Unreadable, Repaired, Lost].map(|it| self.reader.failures().get(IDS[0], it))
+    }
+}
+
+#[test]
+fn content_with_its_birth_is_read() {
+    for expect in [GUARD, OFFLOAD] {
+        let world = Namespaces::new(expect);
+        assert_eq!(world.read(&[copy(0)], expect).unwrap()[..], content()[..]);
+        assert_eq!(world.counts(), [0, 0, 0, 0]);
+    }
+}
+
+#[test]
+fn content_of_another_birth_is_a_mismatch_that_names_block_and_kind() {
+    for expect in [GUARD, OFFLOAD] {
+        let world = Namespaces::new(expect);
+        let stale = Buf::from_bytes(&content()[bytes(2)]);
+        world.rt.block_on(async {
+            let run = Run::new(BlockAddr::new(IDS[0], AT + 2), 1);
+            let protect = copyhold_device::Protect::Offload { birth: BIRTH - 1 };
+            let devices = world.reader.devices();
+            devices.write(run, stale.into(), Purpose::Data, protect).await.unwrap();
+        });
+        let problem = world.read(&[copy(0)], expect).expect_err("VERIFY-V5");
+        assert_eq!((problem.block, problem.causes.len()), (2, 1), "{problem}");
+        assert!(problem.unreadable().is_none(), "the device has answered");
+        let text = problem.to_string();
+        assert!(text.contains("1 blocks at 7") && text.contains("another birth"), "{text}");
+        assert_eq!(world.counts(), [1, 0, 0, 1], "VERIFY-V3, VERIFY-V4");
+    }
+}
+
+#[test]
+fn a_bad_copy_gets_its_content_and_its_tuple_again() {
+    for (expect, fault) in [(GUARD, DriveFault::FlipToHost), (OFFLOAD, DriveFault::LoseWrite)] {
+        let world = Namespaces::new(expect);
+        if fault == DriveFault::LoseWrite {
+            world.write(0, &Buf::zeroed(BLOCKS as usize), Expect::Offload { birth: BIRTH - 1 });
+            world.devices[0].arm(Purpose::Data, 0, fault);
+            world.write(0, &content(), expect);
+        } else {
+            world.devices[0].arm(Purpose::Data, 0, fault);
+        }
+        let read = world.read(&[copy(0), copy(1)], expect).unwrap();
+        assert_eq!(read[..], content()[..]);
+        assert_eq!(world.counts(), [1, 0, 1, 0], "VERIFY-V2");
+        assert_eq!(world.read(&[copy(0)], expect).unwrap()[..], content()[..], "VERIFY-V5");
+    }
+}
+
+#[test]
+fn an_escape_is_a_mismatch_for_the_host_only() {
+    for (expect, is_found) in [(GUARD, true), (OFFLOAD, false)] {
+        let world = Namespaces::new(expect);
+        world.rt.block_on(world.devices[0].discard(AT, 1)).unwrap();
+        assert_eq!(world.read(&[copy(0)], expect).is_err(), is_found, "{expect:?}");
+    }
+}
+
+#[test]
+fn blocks_with_tuples_come_from_the_copies_in_which_they_are_good() {
+    let world = Namespaces::new(GUARD);
+    for (device, block) in [(0, AT), (1, AT + 3)] {
+        world.rt.block_on(world.devices[device].discard(block, 1)).unwrap();
+    }
+    assert_eq!(world.read(&[copy(0), copy(1)], GUARD).unwrap()[..], content()[..], "VERIFY-V1");
+}

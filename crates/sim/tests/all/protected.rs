@@ -1,0 +1,308 @@
+//! Extents of each place of checksums on an emulated namespace: each failure of the drive and of
+//! the way to it is found, or not, as `docs/integrity.md` says (section 4); and the rules by which
+//! they are found are noticed when they are broken.
+
+use std::sync::Arc;
+
+use copyhold_check::{Options as CheckOptions, Problem, check};
+use copyhold_device::pi::{DriveFault, Emulated};
+use copyhold_device::sim::{Fault, SimConfig, SimDevice, SimImage, Trigger};
+use copyhold_device::{Device, DynDevice, OpenMode, Protect};
+use copyhold_format::item::Checksums;
+use copyhold_fs::{
+    Caller, Filesystem, FsError, NodeId, OpenFlags, Options, WriteFlags, set_checksums,
+};
+use copyhold_pool::{CreateOptions, Failure, Limits, OpenOptions, Pool, Sabotage};
+use copyhold_runtime::{Rt, SeededRuntime};
+use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Purpose};
+
+const BLOCKS: u64 = 8192;
+/// More than travels with an fsync.
+const FILE_BLOCKS: usize = 32;
+const LEN: usize = FILE_BLOCKS * BLOCK_BYTES;
+/// Birth of the stale blocks that the namespace is full of.
+const STALE: u32 = 60_000;
+
+struct World {
+    rt: Arc<SeededRuntime>,
+    disk: Arc<SimDevice>,
+    device: Arc<Emulated>,
+}
+
+/// The result of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Good,
+    Error,
+    Wrong,
+}
+
+use Outcome::{Error, Good, Wrong};
+
+/// Content of which no two blocks, nor two files, are alike.
+fn content(of: u8) -> Vec<u8> {
+    let byte = |at: usize| (at / BLOCK_BYTES) as u8 ^ (at % 251) as u8 ^ of.rotate_left(3);
+    let mut bytes: Vec<u8> = (0..LEN).map(byte).collect();
+    bytes.chunks_mut(BLOCK_BYTES).enumerate().for_each(|(n, block)| {
+        block[..2].copy_from_slice(&[of, n as u8]);
+    });
+    bytes
+}
+
+impl World {
+    /// A new filesystem; each block of its device has stale content with a valid tuple.
+    fn new(seed: u64, stale: u32) -> World {
+        let rt = SeededRuntime::new(seed);
+        let config = SimConfig::new(seed);
+        let id = DeviceId(0);
+        let disk = SimDevice::from_image(rt.clone() as Rt, id, SimImage::empty(BLOCKS), config);
+        let format = "4096+16:64b".parse().unwrap();
+        let made = Emulated::create(rt.clone() as Rt, disk.clone(), format);
+        let device = rt.block_on(made).unwrap();
+        let world = World { rt, disk, device };
+        world.rt.block_on(async {
+            let data = Buf::from_bytes(&[0x5a; 256 * BLOCK_BYTES]);
+            for first in (0..world.device.geometry().blocks / 256).map(|n| n * 256) {
+                let protect = Protect::Offload { birth: stale };
+                let write = world.device.write_protected(
+                    first,
+                    data.clone().into(),
+                    Purpose::Data,
+                    protect,
+                );
+                write.await.unwrap();
+            }
+            world.device.flush().await.unwrap();
+            let rt = world.rt.clone() as Rt;
+            let device: DynDevice = world.device.clone();
+            let options = CreateOptions { log_bytes: Some(1 << 20), ..CreateOptions::default() };
+            Pool::create(&rt, &device, &options).await.unwrap();
+            let pool = Pool::open(rt, device, tenants(Limits::default())).await.unwrap();
+            Filesystem::format(&pool, &Caller::ROOT, 0o755).await.unwrap();
+            pool.close().await.unwrap();
+        });
+        world
+    }
+
+    /// The namespace on a disk after a crash.
+    fn on(seed: u64, image: SimImage) -> World {
+        let rt = SeededRuntime::new(seed);
+        let config = SimConfig::new(seed);
+        let disk = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, config);
+        let found = Emulated::find(rt.clone() as Rt, disk.clone(), OpenMode::ReadWrite);
+        let device = rt.block_on(found).unwrap().expect("there is a namespace");
+        World { rt, disk, device }
+    }
+
+    async fn open(&self, sabotage: Option<Sabotage>) -> Arc<Filesystem> {
+        let limits = Limits { sabotage, ..Limits::default() };
+        let device: DynDevice = self.device.clone();
+        let pool = Pool::open(self.rt.clone() as Rt, device, tenants(limits)).await.unwrap();
+        Filesystem::open(pool, Options::default()).await.unwrap()
+    }
+
+    async fn make(&self, fs: &Arc<Filesystem>, name: &[u8], place: Checksums) -> NodeId {
+        let root = &Caller::ROOT;
+        let flags = OpenFlags::READ_WRITE;
+        let (made, _) = fs.create(root, fs.root(), name, 0o600, flags, true).await.unwrap();
+        set_checksums(fs, root, made.node, place).await.unwrap();
+        made.node
+    }
+
+    /// Where this block is now, on the disk.
+    fn place_of(&self, block: &[u8]) -> u64 {
+        let blocks = self.device.geometry().blocks;
+        let mut all = 0..blocks;
+        all.find(|at| self.disk.read_block_now(*at)[..] == *block).expect("it was written")
+    }
+
+    /// Changes data and metadata of a block, as the drive sees them.
+    fn damage(&self, at: u64, data: impl FnOnce(&mut [u8]), metadata: impl FnOnce(&mut [u8])) {
+        self.disk.corrupt(at, |block| data(block));
+        let (entries, bytes) = self.device.place_of_metadata(at);
+        self.disk.corrupt(entries, |block| {
+            let entry = &mut block[bytes];
+            entry.iter_mut().for_each(|byte| *byte = !*byte);
+            metadata(entry);
+            entry.iter_mut().for_each(|byte| *byte = !*byte);
+        });
+    }
+}
+
+fn tenants(limits: Limits) -> OpenOptions {
+    OpenOptions { tenants: true, limits, ..OpenOptions::default() }
+}
+
+async fn write(fs: &Arc<Filesystem>, node: NodeId, of: u8) -> Result<(), FsError> {
+    fs.write(node, 0, &content(of), WriteFlags::default()).await?;
+    fs.fsync(node, false).await
+}
+
+async fn look(fs: &Arc<Filesystem>, node: NodeId, of: u8) -> Outcome {
+    match fs.read(node, 0, LEN).await {
+        Ok(read) if read.to_vec() == content(of) => Good,
+        Ok(_) => Wrong,
+        Err(_) => Error,
+    }
+}
+
+/// A failure of the drive, or of the way to it.
+#[derive(Clone, Copy, Debug)]
+enum Failing {
+    MediumChangesData,
+    FlipsToDrive,
+    FlipsToHost,
+    VictimOfMisdirectedWrite,
+    NotReachedByMisdirectedWrite,
+    MisdirectedRead,
+    LostWrite,
+    Deallocation,
+    Zeros,
+    MediumChangesTuple,
+    ChecksSkipped,
+}
+
+/// The result of a read of a file after a failure.
+fn outcome(place: Checksums, failing: Failing, sabotage: Option<Sabotage>) -> Outcome {
+    use Failing::*;
+    let world = World::new(7, if sabotage == Some(Sabotage::NoBirth) { 0 } else { STALE });
+    let drive = &world.device;
+    world.rt.block_on(async {
+        let fs = world.open(sabotage).await;
+        let other = world.make(&fs, b"other", place).await;
+        write(&fs, other, 1).await.unwrap();
+        let at_other = world.place_of(&content(1)[..BLOCK_BYTES]);
+        let fault = match failing {
+            FlipsToDrive => Some(DriveFault::FlipToDrive),
+            LostWrite => Some(DriveFault::LoseWrite),
+            VictimOfMisdirectedWrite | NotReachedByMisdirectedWrite => {
+                Some(DriveFault::MisdirectWrite { to: at_other })
+            }
+            _ => None,
+        };
+        if let Some(fault) = fault {
+            drive.arm(Purpose::Data, 0, fault);
+        }
+        let node = world.make(&fs, b"file", place).await;
+        write(&fs, node, 2).await.unwrap();
+        let at = || world.place_of(&content(2)[..BLOCK_BYTES]);
+        let flip = |bytes: &mut [u8]| bytes[9] ^= 1;
+        match failing {
+            MediumChangesData => world.damage(at(), flip, |_| {}),
+            MediumChangesTuple => world.damage(at(), |_| {}, |entry| entry[3] ^= 4),
+            Zeros => world.damage(at(), |data| data.fill(0), |entry| entry.fill(0)),
+            Deallocation => world.damage(at(), |data| data.fill(0), |entry| entry.fill(0xff)),
+            FlipsToHost => drive.arm(Purpose::Data, 0, DriveFault::FlipToHost),
+            MisdirectedRead => {
+                drive.arm(Purpose::Data, 0, DriveFault::MisdirectRead { from: at_other });
+            }
+            ChecksSkipped => {
+                world.damage(at(), flip, |_| {});
+                drive.arm(Purpose::Data, 0, DriveFault::SkipChecks);
+            }
+            _ => {}
+        }
+        let found = match failing {
+            VictimOfMisdirectedWrite => look(&fs, other, 1).await,
+            _ => look(&fs, node, 2).await,
+        };
+        if sabotage.is_some() {
+            return found;
+        }
+        let counted = fs.pool().devices().failures().get(DeviceId(0), Failure::Integrity);
+        let has_tuples = matches!(place, Checksums::Guard | Checksums::Offload);
+        assert_eq!(counted, u64::from(has_tuples && found == Error), "{place} {failing:?}");
+        if !matches!(failing, FlipsToHost | MisdirectedRead | ChecksSkipped) {
+            let report = check(fs.pool(), CheckOptions::default()).await;
+            let is_data = |problem: &Problem| matches!(problem, Problem::Data { .. });
+            let (data, others): (Vec<_>, Vec<_>) = report.problems().partition(|it| is_data(it));
+            assert_eq!(
+                (!data.is_empty(), others.len()),
+                (found == Error, 0),
+                "{place} {failing:?}"
+            );
+        }
+        found
+    })
+}
+
+#[test]
+fn each_failure_is_found_as_the_page_says() {
+    use Failing::*;
+    // In the order of the places: item, guard, offload, none.
+    let rows = [
+        (MediumChangesData, [Error, Error, Error, Wrong]),
+        (FlipsToDrive, [Error, Good, Wrong, Wrong]),
+        (FlipsToHost, [Error, Error, Wrong, Wrong]),
+        (VictimOfMisdirectedWrite, [Error, Error, Error, Wrong]),
+        (NotReachedByMisdirectedWrite, [Error, Error, Error, Wrong]),
+        (MisdirectedRead, [Error, Error, Error, Wrong]),
+        (LostWrite, [Error, Error, Error, Wrong]),
+        (Deallocation, [Error, Error, Wrong, Wrong]),
+        (Zeros, [Error, Error, Error, Wrong]),
+        (MediumChangesTuple, [Good, Error, Error, Good]),
+        (ChecksSkipped, [Error, Error, Wrong, Wrong]),
+    ];
+    for (failing, expected) in rows {
+        let found = Checksums::ALL.map(|place| outcome(place, failing, None));
+        assert_eq!(found, expected, "{failing:?}");
+    }
+}
+
+#[test]
+fn blocks_without_birth_are_noticed() {
+    let lost = |sabotage| outcome(Checksums::Guard, Failing::LostWrite, sabotage);
+    assert_eq!((lost(None), lost(Some(Sabotage::NoBirth))), (Error, Wrong));
+}
+
+#[test]
+fn an_escape_that_is_accepted_is_noticed() {
+    let gone = |sabotage| outcome(Checksums::Guard, Failing::Deallocation, sabotage);
+    assert_eq!((gone(None), gone(Some(Sabotage::AcceptEscape))), (Error, Wrong));
+}
+
+/// Overwrites a file while the power fails, after so many writes. Whether it has its old or its new
+/// content then, which must be the new one if the fsync has returned.
+fn survives(place: Checksums, seed: u64, sabotage: Option<Sabotage>) -> bool {
+    let world = World::new(seed, STALE);
+    let (node, is_durable) = world.rt.block_on(async {
+        let fs = world.open(sabotage).await;
+        let node = world.make(&fs, b"file", place).await;
+        write(&fs, node, 1).await.unwrap();
+        let nth = seed % 12;
+        world.disk.arm(Trigger::Write { nth, why: None }, Fault::PowerOff);
+        let overwrite = write(&fs, node, 2);
+        let off = world.disk.until_off();
+        futures_util::pin_mut!(overwrite, off);
+        let both = futures_util::future::select(overwrite, off).await;
+        (node, matches!(both, futures_util::future::Either::Left((Ok(()), _))))
+    });
+    world.rt.drop_tasks();
+    let world = World::on(seed, world.disk.crash(seed));
+    world.rt.block_on(async {
+        let fs = world.open(None).await;
+        let is_new = look(&fs, node, 2).await == Good;
+        let is_old = look(&fs, node, 1).await == Good;
+        is_new || (is_old && !is_durable)
+    })
+}
+
+const SEEDS: u64 = 60;
+
+#[test]
+fn a_crash_leaves_the_old_or_the_new_content() {
+    for place in Checksums::ALL {
+        for seed in 0..SEEDS {
+            assert!(survives(place, seed, None), "{place}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn r8_data_that_is_not_flushed_before_its_batch_is_noticed() {
+    let broken = Some(Sabotage::NoFlushBeforeGuard);
+    for place in [Checksums::Guard, Checksums::Offload, Checksums::None] {
+        let mut seeds = 0..SEEDS;
+        assert!(seeds.any(|seed| !survives(place, seed, broken)), "{place}");
+    }
+}
