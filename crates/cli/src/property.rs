@@ -1,15 +1,23 @@
-//! `copyhold property`: the properties of a subvolume. There is one, `ro`.
+//! `copyhold property`: the properties of subvolumes and files.
+//!
+//! `ro` belongs to a subvolume, and its daemon changes it. `checksum` belongs to each file and
+//! directory: it is an attribute of a name of our own, for which the kernel asks the daemon.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use copyhold_format::item::Checksums;
+use rustix::fs::{XattrFlags, getxattr, setxattr};
+use rustix::io::Errno;
 use serde_json::json;
 
 use crate::control::tenants;
 use crate::failure::Failure;
+use crate::mount_table;
 use crate::report::Report;
-use copyhold_serve::wire::{Question, Subvolume};
+use copyhold_serve::control::CHECKSUM;
+use copyhold_serve::wire::{Question, Refusal, Subvolume};
 
-/// Show or set whether a subvolume is read-only
+/// Show or set whether a subvolume is read-only, and where files have their checksums
 #[derive(Debug, clap::Args)]
 pub(crate) struct Verb {
     #[command(subcommand)]
@@ -20,54 +28,136 @@ pub(crate) struct Verb {
 enum What {
     Get(Get),
     Set(Set),
+    List(List),
 }
 
-/// Show properties of a subvolume
+/// Show a property of a subvolume or file
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  copyhold property get /mnt/alice ro")]
+#[command(after_help = "Examples:\n  copyhold property get /mnt/alice ro\n  \
+    copyhold property get /mnt/alice/db checksum")]
 struct Get {
-    /// The root of a subvolume
+    /// The root of a subvolume; for `checksum` any file or directory
     path: PathBuf,
     #[arg(default_value = "ro", hide_default_value = true)]
     property: Property,
 }
 
-/// Set a property of a subvolume
+/// Set a property of a subvolume or file
 ///
 /// With `ro true` no user can change the subvolume, not even root. Files that are open for writing
 /// refuse writes from then on.
+///
+/// `checksum` is where a file has the checksums of data that is written from now on; a new file or
+/// directory takes it from its directory. `item`: in the pool's tables, on any device. `guard`:
+/// beside each block, made by the host; the device verifies them at the write and at the read, and
+/// the host again at the read. `offload`: made and verified by the device alone. `none`: nowhere; a
+/// read returns damaged data without an error. On a device without protection information `guard`
+/// and `offload` mean `item`. Stored data stays as it is.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  copyhold property set /mnt/backups/alice ro false")]
+#[command(after_help = "Examples:\n  copyhold property set /mnt/backups/alice ro false\n  \
+    copyhold property set /mnt/alice/db checksum guard")]
 struct Set {
-    /// The root of a subvolume
+    /// The root of a subvolume; for `checksum` any file or directory
     path: PathBuf,
     property: Property,
-    #[arg(action = clap::ArgAction::Set, value_parser = clap::value_parser!(bool))]
-    value: bool,
+    /// ro: true, false; checksum: item, guard, offload, none
+    value: String,
+}
+
+/// Show all properties of a subvolume or file
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  copyhold property list /mnt/alice")]
+struct List {
+    /// A subvolume's root, or any file or directory
+    path: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Property {
-    /// Whether it is read-only
+    /// Whether a subvolume is read-only
     Ro,
+    /// Where new data of a file has its checksums
+    Checksum,
 }
 
 impl Verb {
     pub(crate) fn run(self, report: Report) -> Result<(), Failure> {
         match self.what {
             What::Get(Get { path, property: Property::Ro }) => {
-                let control = tenants::subvolume(&path)?.open()?;
-                let Subvolume { readonly, .. } = control.put(&Question::Subvolume)?;
+                let readonly = is_read_only(&path)?;
                 report.show(&json!({ "ro": readonly }), || format!("ro={readonly}\n"))
             }
-            What::Set(Set { path, property: Property::Ro, value }) => {
-                let control = tenants::subvolume(&path)?.open()?;
-                if value {
-                    // Data written before belongs to it.
-                    control.write_pages()?;
-                }
-                control.change(|| Ok(Question::SetReadOnly { on: value }))
+            What::Get(Get { path, property: Property::Checksum }) => {
+                let place = place_of(&path)?;
+                let text = || format!("checksum={place}\n");
+                report.show(&json!({ "checksum": place.name() }), text)
+            }
+            What::Set(Set { path, property: Property::Ro, value }) => set_read_only(&path, &value),
+            What::Set(Set { path, property: Property::Checksum, value }) => {
+                set_place(&path, &value)
+            }
+            What::List(List { path }) => {
+                let place = place_of(&path)?;
+                let readonly = tenants::subvolume(&path).ok().map(|_| is_read_only(&path));
+                let Some(readonly) = readonly.transpose()? else {
+                    let text = || format!("checksum={place}\n");
+                    return report.show(&json!({ "checksum": place.name() }), text);
+                };
+                let all = json!({ "ro": readonly, "checksum": place.name() });
+                report.show(&all, || format!("ro={readonly}\nchecksum={place}\n"))
             }
         }
+    }
+}
+
+fn is_read_only(path: &Path) -> Result<bool, Failure> {
+    let control = tenants::subvolume(path)?.open()?;
+    let Subvolume { readonly, .. } = control.put(&Question::Subvolume)?;
+    Ok(readonly)
+}
+
+fn set_read_only(path: &Path, value: &str) -> Result<(), Failure> {
+    let on = value.parse().map_err(|_| invalid(value, "ro", "true or false"))?;
+    let control = tenants::subvolume(path)?.open()?;
+    if on {
+        // Data written before belongs to it.
+        control.write_pages()?;
+    }
+    control.change(|| Ok(Question::SetReadOnly { on }))
+}
+
+fn place_of(path: &Path) -> Result<Checksums, Failure> {
+    mount_table::holding(path)?;
+    let mut name = [0; 16];
+    let len = getxattr(path, CHECKSUM, &mut name[..]).map_err(|errno| failed(path, errno))?;
+    let found = std::str::from_utf8(&name[..len]).ok().and_then(|name| name.parse().ok());
+    found.ok_or_else(|| failed(path, Errno::INVAL))
+}
+
+fn set_place(path: &Path, value: &str) -> Result<(), Failure> {
+    let place: Checksums =
+        value.parse().map_err(|()| invalid(value, "checksum", "item, guard, offload or none"))?;
+    mount_table::holding(path)?;
+    let set = setxattr(path, CHECKSUM, place.name().as_bytes(), XattrFlags::empty());
+    set.map_err(|errno| failed(path, errno))
+}
+
+fn invalid(value: &str, property: &str, possible: &str) -> Failure {
+    let why = format!("\"{value}\" is no value of {property}; possible are {possible}");
+    Failure::refused(Refusal::new("EINVAL", why))
+}
+
+fn failed(path: &Path, errno: Errno) -> Failure {
+    let place = path.display();
+    match errno {
+        Errno::PERM => Failure::refused(Refusal::new(
+            "EPERM",
+            format!("only the owner of {place}, or root, sets its checksums"),
+        )),
+        Errno::NOTSUP | Errno::NODATA => Failure::refused(Refusal::new(
+            "ENOTSUP",
+            format!("{place} is neither a file nor a directory of a pool with this property"),
+        )),
+        errno => Failure::call(place, &errno.into()),
     }
 }

@@ -178,3 +178,61 @@ fn files_are_exported_although_the_first_label_is_damaged() {
     assert!(listed.contains("file"), "{listed}");
     assert!(listed.contains("label in block 0"), "{listed}");
 }
+
+/// The pool's file with each block that is one of `content` damaged.
+fn damage(site: &Site, content: &[u8]) -> usize {
+    let mut image = fs::read(site.pool()).unwrap();
+    let mut damaged = 0;
+    for block in image.chunks_exact_mut(4096).filter(|block| block[..] == content[..4096]) {
+        block[77] ^= 1;
+        damaged += 1;
+    }
+    fs::write(site.pool(), image).unwrap();
+    damaged
+}
+
+#[test]
+fn each_place_of_checksums_finds_damage_or_not_as_it_says() {
+    let Some(site) = Site::made(&["--size", "128M", "--pi", "4096+16:64b"], &[]) else { return };
+    let content: Vec<u8> = (0..1_000_000_u32).map(|n| (n >> 8) as u8 ^ (n * 7) as u8).collect();
+    let places = ["item", "guard", "offload", "none"];
+    let of = |place: &str| [place.as_bytes(), &content].concat();
+    for place in places {
+        let dir = site.at(place);
+        fs::create_dir(site.path(place)).unwrap();
+        site.done(&["property", "set", &dir, "checksum", place]);
+        fs::write(site.path(&format!("{place}/file")), of(place)).unwrap();
+        let file = site.at(&format!("{place}/file"));
+        let shown = site.done(&["property", "get", &file, "checksum"]);
+        assert_eq!(shown, serde_json::json!({ "checksum": place }), "a file takes its directory's");
+        let shown = site.done(&["property", "list", &file]);
+        assert_eq!(shown, serde_json::json!({ "checksum": place }));
+    }
+    site.again();
+    for place in places {
+        assert!(fs::read(site.path(&format!("{place}/file"))).unwrap() == of(place), "{place}");
+    }
+    site.checked();
+    for place in places {
+        assert_eq!(damage(&site, &of(place)), 1, "{place}");
+    }
+    site.mount(&[]);
+    for place in places {
+        let read = fs::read(site.path(&format!("{place}/file")));
+        assert_eq!(read.is_err(), place != "none", "{place}");
+        let errno = read.err().and_then(|error| error.raw_os_error());
+        assert!(errno.is_none_or(|errno| errno == 5), "{place}: {errno:?}");
+    }
+}
+
+#[test]
+fn a_place_of_checksums_that_is_none_is_refused() {
+    let Some(site) = Site::mounted(&[]) else { return };
+    fs::write(site.path("file"), b"plain").unwrap();
+    let file = site.at("file");
+    let why = "item, guard, offload or none";
+    site.refused(&["property", "set", &file, "checksum", "crc"], "EINVAL", why);
+    site.done(&["property", "set", &file, "checksum", "guard"]);
+    assert_eq!(fs::read(site.path("file")).unwrap(), b"plain", "stored data stays");
+    site.refused(&["property", "set", &site.at("file"), "ro", "maybe"], "EINVAL", "true or false");
+}

@@ -23,6 +23,7 @@ mod ioctls;
 mod kernel;
 mod operations;
 mod pages;
+mod places;
 mod prune;
 mod rules;
 mod shed;
