@@ -21,8 +21,8 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    pub(crate) fn one() -> Clients {
-        Clients { clients: vec![1] }
+    pub(crate) fn of(clients: u32) -> Clients {
+        Clients { clients: vec![clients] }
     }
 
     /// What a filesystem holds at most, where each number of clients leaves `size` behind.

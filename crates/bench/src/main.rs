@@ -20,6 +20,7 @@
 #![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "clocks are what a benchmark is about")]
 
+mod busy;
 mod cargo_build;
 mod clients;
 mod core_list;
@@ -28,6 +29,7 @@ mod direct;
 mod error;
 mod files;
 mod groups;
+mod integrity;
 mod job;
 mod machine;
 mod measured;
@@ -65,6 +67,7 @@ use cargo_build::CargoBuild;
 use error::{BenchError, On};
 use files::Files;
 use groups::Groups;
+use integrity::Integrity;
 use job::Job;
 use machine::Machine;
 use memory::Memory;
@@ -100,6 +103,7 @@ Examples:
   copyhold-bench names --create 0 --process 10000000 --process-limit 1600000
   copyhold-bench groups --curve --option memory=512M --rounds 1 --plot curve.svg
   copyhold-bench groups --rogue write,create,walk,read --arms on,off --option memory=512M
+  copyhold-bench integrity --against btrfs,ext4 --option delta=25M
   copyhold-bench rogue --kinds limit,xattr,queue --seconds 10 --plot rogue.svg";
 
 /// Measure Copyhold, and kernel filesystems beside it
@@ -172,6 +176,8 @@ enum Given {
     Groups(Groups),
     /// Names that do not exist, with a limit and without
     Names(Names),
+    /// Random overwrites with each way of checksums
+    Integrity(Integrity),
     /// The waiting times of a tenant, alone and beside each kind of rogue
     Rogue(Rogue),
     /// A process that `unshare` starts
@@ -221,6 +227,7 @@ fn run(job: Given, common: &Common) -> Result<(), BenchError> {
         Given::Snapshots(job) => vec![Box::new(job)],
         Given::Groups(job) => vec![Box::new(job)],
         Given::Names(job) => vec![Box::new(job)],
+        Given::Integrity(job) => vec![Box::new(job)],
         Given::Rogue(job) => vec![Box::new(job)],
     };
     measure(&jobs, common, &interrupt)

@@ -3,7 +3,7 @@
 //! Three variants, each on the same file: direct with 32 in flight; buffered, one writer, with one
 //! fsync that counts at the end; an fsync after each write. A variant ends after a number of writes
 //! or a time, whichever is first. Then everything is synced, so that the bytes counted are all that
-//! the writes caused so far.
+//! the writes caused so far. `cpu` is the time of all processors per write, of this program, too.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use copyhold_harness::Interrupt;
 
+use crate::busy::Busy;
 use crate::clients::{self, Clients};
 use crate::direct::{self, Way};
 use crate::error::{BenchError, On};
@@ -44,7 +45,7 @@ pub(crate) struct RandomOverwrite {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Variant {
+pub(crate) enum Variant {
     /// O_DIRECT, 32 in flight
     Direct,
     /// Through the page cache, with one fsync at the end
@@ -94,12 +95,21 @@ impl Job for RandomOverwrite {
 impl RandomOverwrite {
     /// For the core list.
     pub(crate) fn bounded(size: u64, seconds: u64) -> RandomOverwrite {
-        let (clients, variants) = (Clients::one(), Variant::ALL.to_vec());
-        RandomOverwrite { size, seconds, ops: None, variants, clients }
+        RandomOverwrite::of(size, Clients::of(1), seconds, None, Variant::ALL.to_vec())
+    }
+
+    pub(crate) fn of(
+        size: u64,
+        clients: Clients,
+        seconds: u64,
+        ops: Option<u64>,
+        variants: Vec<Variant>,
+    ) -> RandomOverwrite {
+        RandomOverwrite { size, seconds, ops, variants, clients }
     }
 
     /// The variants one after another, on new files.
-    fn run(
+    pub(crate) fn run(
         &self,
         target: &Target<'_>,
         clients: u32,
@@ -116,16 +126,18 @@ impl RandomOverwrite {
         let bounds = Bounds { ops, time: Duration::from_secs(self.seconds) };
         let mut samples = Vec::new();
         for (number, &variant) in self.variants.iter().enumerate() {
-            let before = target.traffic()?;
+            let (before, busy) = (target.traffic()?, Busy::now()?);
             let seed = |client| 1 + u64::from(client) + 1000 * number as u64;
             let measured = clients::together(clients, |client| {
                 let mut places = Places::random(blocks, seed(client));
                 overwrite(&path(client), variant, bounds, &mut places, interrupt)
             })?;
             target.sync()?;
+            let busy = Busy::now()?.since(busy);
             let traffic = target.traffic()?.since(&before);
             let name = clients::variant(variant.name(), clients);
             samples.extend(measured.samples(&name));
+            samples.push(busy.sample(&name, measured.ops()));
             samples.extend(traffic.samples(&name, measured.ops(), BLOCK));
         }
         Ok(samples)

@@ -60,7 +60,7 @@ impl Job for RandomRead {
 impl RandomRead {
     /// For the core list.
     pub(crate) fn bounded(size: u64, seconds: u64) -> RandomRead {
-        RandomRead { size, seconds, ops: None, clients: Clients::one() }
+        RandomRead { size, seconds, ops: None, clients: Clients::of(1) }
     }
 
     fn run(

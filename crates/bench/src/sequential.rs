@@ -96,7 +96,7 @@ impl Job for Sequential {
 impl Sequential {
     /// For the core list.
     pub(crate) fn bounded(size: u64) -> Sequential {
-        Sequential { size, clients: Clients::one() }
+        Sequential { size, clients: Clients::of(1) }
     }
 
     fn run(

@@ -76,6 +76,9 @@ pub(crate) struct Site {
     directory: PathBuf,
     program: Program,
     options: Vec<String>,
+    /// More arguments of `copyhold create`, and more mount options of the kernel's filesystems.
+    create: Vec<String>,
+    kernels: Vec<String>,
     image_bytes: u64,
     /// What was left out and why.
     notes: RefCell<BTreeSet<String>>,
@@ -94,6 +97,8 @@ impl Site {
             directory,
             program: Program::given_or_beside(program)?,
             options: options.to_vec(),
+            create: Vec::new(),
+            kernels: vec!["noatime".into()],
             image_bytes: data_bytes * 5 / 2 + (1 << 30),
             notes: RefCell::default(),
         })
@@ -101,10 +106,35 @@ impl Site {
 
     /// The same with more mount options of Copyhold, and notes of its own.
     pub(crate) fn with_options<const N: usize>(&self, more: [String; N]) -> Site {
-        let mut options = self.options.clone();
-        options.extend(more);
-        let (directory, program) = (self.directory.clone(), self.program.clone());
-        Site { directory, program, options, notes: RefCell::default(), ..*self }
+        let mut site = self.again();
+        site.options.extend(more);
+        site
+    }
+
+    /// The same with more arguments of `copyhold create`, and notes of its own.
+    pub(crate) fn created_with<const N: usize>(&self, more: [String; N]) -> Site {
+        let mut site = self.again();
+        site.create.extend(more);
+        site
+    }
+
+    /// The same with more mount options of the kernel's filesystems, and notes of its own.
+    pub(crate) fn kernels_with(&self, more: &[&str]) -> Site {
+        let mut site = self.again();
+        site.kernels.extend(more.iter().map(|option| option.to_string()));
+        site
+    }
+
+    fn again(&self) -> Site {
+        Site {
+            directory: self.directory.clone(),
+            program: self.program.clone(),
+            options: self.options.clone(),
+            create: self.create.clone(),
+            kernels: self.kernels.clone(),
+            image_bytes: self.image_bytes,
+            notes: RefCell::default(),
+        }
     }
 
     /// Says in the summary what was left out.
@@ -138,7 +168,10 @@ impl Site {
     fn make_pool(&self, place: Place) -> Result<Pool, BenchError> {
         let options = self.options.iter().flat_map(|option| ["-o".to_owned(), option.clone()]);
         let pool = Pool::new(self.program.clone(), place).mounted_with(options);
-        pool.create(&["--size", &self.image_bytes.to_string()])?;
+        let size = self.image_bytes.to_string();
+        let more = self.create.iter().map(String::as_str);
+        let arguments: Vec<&str> = ["--size", &size].into_iter().chain(more).collect();
+        pool.create(&arguments)?;
         Ok(pool)
     }
 
@@ -200,7 +233,7 @@ impl Target<'_> {
             Store::Pool(pool) => pool.mount()?,
             Store::Kernels { device, .. } => {
                 let mut mount = Command::new("mount");
-                mount.args(["-t", self.kind.name(), "-o", "noatime"]);
+                mount.args(["-t", self.kind.name(), "-o", &self.site.kernels.join(",")]);
                 run(mount.arg(device.path()).arg(self.directory()))?;
             }
             Store::Null { served, .. } => {

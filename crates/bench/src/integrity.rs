@@ -1,0 +1,141 @@
+//! The job: random overwrites with each way of checksums.
+//!
+//! The experiment of the proposal that brought protection information to a filesystem: four
+//! writers overwrite blocks of their files at random, direct with 32 in flight and buffered. The
+//! figures are the bytes that the device writes for each byte of a program, and the time of the
+//! processors. Copyhold has an emulated namespace under it in all its arms, so that they differ in
+//! the checksums alone; its tuples are counted by themselves (`device_bytes.guard`).
+//!
+//! btrfs has the arms `item` and `none`: with and without `nodatasum`. Filesystems without
+//! checksums have the arm `none`.
+
+use std::fmt;
+
+use copyhold_harness::Interrupt;
+
+use crate::clients::Clients;
+use crate::error::BenchError;
+use crate::job::{Job, on_fresh};
+use crate::random_overwrite::{RandomOverwrite, Variant};
+use crate::sample::{Sample, compared};
+use crate::size;
+use crate::target::{Kind, Site, Target, run};
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Integrity {
+    /// Size of all files together: a number with K, M or G
+    #[arg(long, default_value = "512M", value_parser = size::parse)]
+    size: u64,
+    /// A variant ends after this many seconds …
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// … or this many writes [default: as many as there are blocks]
+    #[arg(long)]
+    ops: Option<u64>,
+    /// Writers at once, each on a file of its own
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    writers: u32,
+    /// Which of the variants
+    #[arg(long, value_enum, value_delimiter = ',')]
+    #[arg(default_values_t = [Variant::Direct, Variant::Buffered])]
+    variants: Vec<Variant>,
+    /// Which ways of checksums, in turn
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Way::ALL)]
+    checksum: Vec<Way>,
+    /// Format of Copyhold's emulated namespace
+    #[arg(long, default_value = "4096+16:64b")]
+    pi: String,
+}
+
+/// The place of the checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Way {
+    /// In the items of extents
+    Item,
+    /// Beside the blocks, made by the host
+    Guard,
+    /// Beside the blocks, made by the device
+    Offload,
+    /// Nowhere
+    None,
+}
+
+impl Way {
+    const ALL: [Way; 4] = [Way::Item, Way::Guard, Way::Offload, Way::None];
+
+    fn name(self) -> &'static str {
+        match self {
+            Way::Item => "item",
+            Way::Guard => "guard",
+            Way::Offload => "offload",
+            Way::None => "none",
+        }
+    }
+
+    fn is_of(self, kind: Kind) -> bool {
+        match kind {
+            Kind::Copyhold => true,
+            Kind::Btrfs => matches!(self, Way::Item | Way::None),
+            Kind::Ext4 | Kind::Xfs | Kind::Null | Kind::Plain => self == Way::None,
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Job for Integrity {
+    fn name(&self) -> &'static str {
+        "integrity"
+    }
+
+    fn data_bytes(&self) -> u64 {
+        self.size
+    }
+
+    fn round(
+        &self,
+        site: &Site,
+        kind: Kind,
+        _round: u32,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Sample>, BenchError> {
+        let mut samples = Vec::new();
+        for way in self.checksum.iter().filter(|way| way.is_of(kind)) {
+            let site = match (kind, way) {
+                (Kind::Copyhold, _) => site.created_with(["--pi".into(), self.pi.clone()]),
+                (Kind::Btrfs, Way::None) => site.kernels_with(&["nodatasum"]),
+                _ => site.kernels_with(&[]),
+            };
+            let measured = on_fresh(&site, kind, |target| {
+                set(target, *way)?;
+                self.overwrites().run(target, self.writers, interrupt)
+            })?;
+            samples.extend(measured.into_iter().map(|sample| sample.of(way.name())));
+        }
+        for way in [Way::Guard, Way::Offload, Way::None] {
+            samples.extend(compared(&samples, way.name(), Way::Item.name()));
+        }
+        Ok(samples)
+    }
+}
+
+impl Integrity {
+    fn overwrites(&self) -> RandomOverwrite {
+        let clients = Clients::of(self.writers);
+        RandomOverwrite::of(self.size, clients, self.seconds, self.ops, self.variants.clone())
+    }
+}
+
+/// New files of the root directory get these checksums.
+fn set(target: &Target<'_>, way: Way) -> Result<(), BenchError> {
+    if target.kind() != Kind::Copyhold {
+        return Ok(());
+    }
+    let mut command = target.copyhold();
+    command.args(["property", "set"]).arg(target.directory()).args(["checksum", way.name()]);
+    run(&mut command).map(drop)
+}
