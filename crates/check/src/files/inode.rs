@@ -10,7 +10,7 @@
 //!           others.
 //! INODE-I6  An extent with tuples beside its blocks is on a device that has such, and its birth
 //!           is no txg that is yet to come. The label says so, as it does of extents without
-//!           checksums.
+//!           checksums, and of files for which either is wanted.
 //!
 //! INODE-I4, INODE-I5 and the sum of INODE-I2 are not asked of a file that is being removed in
 //! steps.
@@ -310,11 +310,19 @@ impl Current {
     /// INODE-I4, and the sum of INODE-I2.
     fn check_counts(&mut self, checker: &mut Checker, item: &InodeItem) {
         let file = self.file;
+        let has_places = uses_places(checker);
         let mut field = |field, said: u64, found: u64| {
             if said != found {
                 checker.report.add(Problem::Field { file, field, said, found });
             }
         };
+        if !has_places {
+            field(
+                "place of checksums",
+                item.checksums.code().into(),
+                Checksums::Item.code().into(),
+            );
+        }
         field("number of attributes", item.xattrs.into(), self.attributes);
         match self.kind() {
             Some(DIRECTORY) => field("number of entries", item.size, self.entries),
@@ -374,11 +382,16 @@ impl Current {
     }
 }
 
+/// Whether the label says that checksums may be elsewhere than in items of extents.
+fn uses_places(checker: &Checker) -> bool {
+    features_of(&checker.pool).incompat & Features::CHECKSUMS != 0
+}
+
 /// INODE-I6.
 fn checksums_are_wrong(checker: &Checker, content: &ExtentState) -> Option<String> {
     let place = content.checksums().filter(|place| *place != Checksums::Item)?;
     let pool = &checker.pool;
-    if features_of(pool).incompat & Features::CHECKSUMS == 0 {
+    if !uses_places(checker) {
         return Some(format!(
             "its checksums are in place \"{place}\", which the label does not say"
         ));
