@@ -9,17 +9,20 @@
 //!
 //! BIRTH-B1  Place and birth name one content. A written claim that no transaction logs is
 //!           deferred, not free at once. Recovery continues at a txg of which the log has no trace.
+//!           A mount writes no block with a tag before a batch of its own is durable: the next mount
+//!           has later births, though this one may be killed before a block is installed.
 //! BIRTH-B2  If a write fails, its claims become free at once: they are promised to its blocks
 //!           (DIRTY-D2). That birth is spoiled: blocks that are written while its txg is open have
 //!           their checksums in the item.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use copyhold_device::pi::{Format, Guards};
 use copyhold_device::{DeviceError, Protect};
 use copyhold_format::item::Checksums;
 use copyhold_space::{Claim, Reservation};
-use copyhold_types::{Bufs, Run, Txg};
+use copyhold_types::{BLOCK_BYTES, Bufs, Run, Txg};
 
 use crate::devices::Devices;
 use crate::{Pool, PoolError, Sabotage};
@@ -29,6 +32,10 @@ use crate::{Pool, PoolError, Sabotage};
 pub(crate) struct Births {
     /// The newest txg that is spoiled.
     spoiled: AtomicU64,
+    /// The newest txg that the mount found.
+    found: AtomicU64,
+    /// Memory has changed already ([`Sabotage::ChangeMemory`]).
+    changed: AtomicBool,
 }
 
 /// The checksums of blocks that are written, and their birth.
@@ -45,8 +52,23 @@ impl Births {
         Protection { checksums: wanted.on_device(has_tags), birth: birth_of(open) }
     }
 
+    /// The newest txg of the log at the mount.
+    pub(crate) fn begin(&self, found: Txg) {
+        self.found.store(found.get(), Relaxed);
+    }
+
     fn spoil(&self, open: Txg) {
         self.spoiled.fetch_max(open.get(), Relaxed);
+    }
+
+    /// The guards of other data, once.
+    pub(crate) fn sabotage(&self, protect: &mut Protect) {
+        if let Protect::Guard { guards, .. } = protect
+            && !self.changed.swap(true, Relaxed)
+            && let Some(last) = guards.last_mut()
+        {
+            *last ^= 1;
+        }
     }
 }
 
@@ -56,7 +78,7 @@ pub fn protection(pool: &Pool, wanted: Checksums) -> Protection {
     match wanted {
         Checksums::Item => Protection::PLAIN,
         _ => {
-            let has_tags = pool.device().protection().is_some();
+            let has_tags = pool.device().protection().is_some() && has_trace(pool);
             let protection = pool.data.births.protection(pool.open_txg(), wanted, has_tags);
             match pool.sabotaged(Sabotage::NoBirth) {
                 true => Protection { birth: 0, ..protection },
@@ -66,14 +88,34 @@ pub fn protection(pool: &Pool, wanted: Checksums) -> Protection {
     }
 }
 
+/// Makes tags possible, before space is claimed for blocks that want them. Once in each mount it
+/// commits an empty batch, if there was none (BIRTH-B1).
+pub async fn leave_trace(pool: &Arc<Pool>, wanted: Checksums) -> Result<(), PoolError> {
+    let wants_tags = Protection { checksums: wanted, birth: 0 }.has_tags();
+    if !wants_tags || has_trace(pool) || pool.device().protection().is_none() {
+        return Ok(());
+    }
+    Box::pin(pool.commit_empty()).await
+}
+
+/// Whether a batch of this mount is durable.
+fn has_trace(pool: &Pool) -> bool {
+    pool.durable_txg().get() > pool.data.births.found.load(Relaxed)
+}
+
 /// Releases a claim that has been written with tags, and is not needed (BIRTH-B1).
 pub fn defer_written(pool: &Pool, claim: Claim) {
     pool.space.defer(pool.open_txg(), claim);
 }
 
+/// Claims that were written with tags were dropped, since a transaction failed (BIRTH-B2).
+pub fn spoil_birth(pool: &Pool) {
+    pool.data.births.spoil(pool.open_txg());
+}
+
 /// Releases a claim of which the writing has failed; its blocks stay reserved (BIRTH-B2).
 pub fn cancel_written(pool: &Pool, claim: Claim, to: &mut Reservation) {
-    pool.data.births.spoil(pool.open_txg());
+    spoil_birth(pool);
     claim.cancel_into(to);
 }
 
@@ -120,12 +162,21 @@ impl Sent {
 
     /// Why the device has refused its guards: the data changed on the way there, or in memory.
     pub(crate) fn explain(self, error: DeviceError) -> PoolError {
-        match error {
-            DeviceError::Integrity { .. } if guards_of(&self.format, &self.data) != self.guards => {
-                PoolError::MemoryChanged(error)
-            }
-            error => error.into(),
+        if !matches!(error, DeviceError::Integrity { .. }) {
+            return error.into();
         }
+        match self.changed_blocks() {
+            blocks if blocks.is_empty() => error.into(),
+            blocks => PoolError::MemoryChanged { blocks, error },
+        }
+    }
+
+    /// The blocks that have other guards than those sent.
+    fn changed_blocks(&self) -> Box<[u32]> {
+        let now = guards_of(&self.format, &self.data);
+        let of_block = BLOCK_BYTES / self.format.data_bytes();
+        let blocks = now.chunks(of_block).zip(self.guards.chunks(of_block));
+        (0..).zip(blocks).filter(|(_, (now, sent))| now != sent).map(|(nth, _)| nth).collect()
     }
 }
 
@@ -138,7 +189,7 @@ pub(crate) fn guards_of(format: &Format, data: &Bufs) -> Guards {
 mod tests {
     use copyhold_device::pi::Kind;
     use copyhold_device::{Access, Verifier};
-    use copyhold_types::{BLOCK_BYTES, Buf, Purpose};
+    use copyhold_types::{Buf, Purpose};
 
     use super::*;
 
@@ -174,10 +225,11 @@ mod tests {
         };
         let same = explain(guards_of(&format, &data));
         assert!(same.is_refused_guard(), "the data changed on its way: {same}");
-        let other: Bufs = Buf::from_bytes(&[8; 2 * BLOCK_BYTES]).into();
-        let differs = explain(guards_of(&format, &other));
-        assert!(matches!(differs, PoolError::MemoryChanged(_)), "{differs}");
-        assert!(!differs.is_refused_guard());
+        let mut other = [7; 2 * BLOCK_BYTES];
+        other[BLOCK_BYTES] = 8;
+        let differs = explain(guards_of(&format, &Buf::from_bytes(&other).into()));
+        assert_eq!(differs.changed_blocks(), [1], "{differs}");
+        assert!(!differs.is_refused_guard() && same.changed_blocks().is_empty());
     }
 
     #[test]

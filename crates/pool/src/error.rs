@@ -24,9 +24,14 @@ pub enum PoolError {
     LogFull,
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The device has refused guards that do not match the data any more.
-    #[error("the data of a write changed in memory: {0}")]
-    MemoryChanged(#[source] DeviceError),
+    /// The device has refused guards that do not match the data any more, in these blocks of the
+    /// request.
+    #[error("the data of a write changed in memory: {error}")]
+    MemoryChanged {
+        blocks: Box<[u32]>,
+        #[source]
+        error: DeviceError,
+    },
     #[error("{what} is damaged: {why}")]
     Damaged { what: String, why: String },
     #[error(transparent)]
@@ -72,6 +77,14 @@ pub enum PoolError {
 }
 
 impl PoolError {
+    /// The blocks of a write that changed in memory, counted from its first.
+    pub fn changed_blocks(&self) -> &[u32] {
+        match self {
+            PoolError::MemoryChanged { blocks, .. } => blocks,
+            _ => &[],
+        }
+    }
+
     /// The data changed on its way to the device, which has stored nothing. The host still has it.
     pub fn is_refused_guard(&self) -> bool {
         matches!(self, PoolError::Device(DeviceError::Integrity { access: Access::Write, .. }))

@@ -74,7 +74,9 @@ mod uberblocks;
 mod units;
 mod verified;
 
-pub use births::{Protection, birth_of, cancel_written, defer_written, protection};
+pub use births::{
+    Protection, birth_of, cancel_written, defer_written, leave_trace, protection, spoil_birth,
+};
 pub use clean::{CleanData, CleanStats};
 pub use config::{CreateOptions, Limits, OpenOptions};
 pub use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Tier};

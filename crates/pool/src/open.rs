@@ -183,6 +183,7 @@ impl Pool {
         // The edits are counted already, so there is no growth to compare.
         self.spend(self.internal_credit(edits as usize, bytes as usize, 0)?, 0);
         self.promise_layers();
+        self.data.births.begin(self.durable_txg());
         match recovered.batches.last().filter(|_| recovered.is_idle) {
             Some(last) => {
                 // As with a first batch, the repairs are durable before anything is served.

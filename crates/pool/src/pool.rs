@@ -242,7 +242,10 @@ impl Pool {
             return Box::pin(std::future::ready(Err(stopped)));
         }
         let health = self.health.clone();
-        let protect = protection.protect(&self.devices, run, &data);
+        let mut protect = protection.protect(&self.devices, run, &data);
+        if self.sabotaged(Sabotage::ChangeMemory) {
+            self.data.births.sabotage(&mut protect);
+        }
         let sent = Sent::of(&self.devices, run, &data, &protect);
         let write = self.devices.write(run, data, why, protect);
         Box::pin(async move {

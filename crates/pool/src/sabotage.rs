@@ -49,6 +49,8 @@ pub enum Sabotage {
     NoFlushBeforeGuard,
     /// BIRTH-B1: all blocks have the same birth.
     NoBirth,
+    /// R34: the memory of a write changes behind the making of its guards, once.
+    ChangeMemory,
     /// PITAG-B3: a block that has lost its content is read as the device returns it.
     AcceptEscape,
     /// R12: a failed flush is retried and trusted.

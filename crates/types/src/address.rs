@@ -78,6 +78,11 @@ impl Run {
         self.addr.block() + u64::from(self.blocks)
     }
 
+    pub fn contains(self, addr: BlockAddr) -> bool {
+        let blocks = self.addr.block()..self.end();
+        addr.device() == self.addr.device() && blocks.contains(&addr.block())
+    }
+
     pub fn bytes(self) -> u64 {
         u64::from(self.blocks) * BLOCK_BYTES as u64
     }

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use copyhold_format::block_checksum;
 use copyhold_format::item::{Checksums, ExtentState, INLINE_MAX};
 use copyhold_pool::{
-    Claim, LaneClass, Protection, Tier, cancel_written, defer_written, protection,
+    Claim, LaneClass, Protection, Tier, cancel_written, defer_written, leave_trace, protection,
+    spoil_birth,
 };
 use copyhold_runtime::finishing;
 use copyhold_sync::{Mutex, of};
@@ -221,10 +222,10 @@ impl WritebackJob {
         if self.in_place {
             return self.write_in_place().await;
         }
-        let mut claims = self.claim()?;
+        let mut claims = self.claim().await?;
         let placed = self.place(&claims);
         let result = match self.attach {
-            true => self.install(Content::Placed(&placed, &mut claims)).await,
+            true => self.install_placed(&placed, &mut claims).await,
             false => self.send_and_install(&placed, &mut claims).await,
         };
         self.unclaim(claims, &result);
@@ -238,7 +239,7 @@ impl WritebackJob {
     ) -> Result<()> {
         let flying = self.flying.take();
         match self.send(placed, flying).await {
-            Ok(()) => self.install(Content::Placed(placed, claims)).await,
+            Ok(()) => self.install_placed(placed, claims).await,
             Err(error) if error.is_refused_guard() && self.has_tags() => {
                 tracing::warn!("{error}: writing it elsewhere");
                 Box::pin(self.send_elsewhere(claims)).await
@@ -247,21 +248,40 @@ impl WritebackJob {
         }
     }
 
+    pub(super) async fn install_placed(
+        &self,
+        placed: &[Placed],
+        claims: &mut VecDeque<Claim>,
+    ) -> Result<()> {
+        let result = self.install(Content::Placed(placed, claims)).await;
+        if result.is_err() && self.has_tags() {
+            // Claims of a transaction that failed are free.
+            spoil_birth(&self.fs.pool);
+        }
+        result
+    }
+
     /// Writes to other places, once: the device has refused guards that match the data in memory,
-    /// so the data changed on the way, and the content of its places is unknown.
+    /// so the data changed on the way, and the content of its places is unknown. A device that
+    /// refuses all takes no space: the first places are free when the others are claimed.
     async fn send_elsewhere(&mut self, claims: &mut VecDeque<Claim>) -> Result<()> {
-        let pool = &self.fs.pool;
+        let pool = self.fs.pool.clone();
         let blocks = claims.iter().map(|claim| u64::from(claim.run().blocks)).sum();
         let more = pool.reserve_now(blocks, Tier::Internal)?;
         self.reserved.as_mut().expect("a batch with places has a reservation").space.join(more);
-        claims.drain(..).for_each(|claim| defer_written(pool, claim));
-        *claims = self.claim_again(blocks)?;
+        let refused = std::mem::replace(claims, self.claim_again(blocks)?);
+        let space = &mut self.reserved.as_mut().expect("it has one").space;
+        refused.into_iter().for_each(|claim| cancel_written(&pool, claim, space));
+        space.give_back(blocks);
         let placed = self.place(claims);
         self.send(&placed, None).await?;
-        self.install(Content::Placed(&placed, claims)).await
+        self.install_placed(&placed, claims).await
     }
 
-    pub(super) fn claim(&mut self) -> Result<VecDeque<Claim>> {
+    pub(super) async fn claim(&mut self) -> Result<VecDeque<Claim>> {
+        if !self.attach {
+            leave_trace(&self.fs.pool, self.wanted).await?;
+        }
         let blocks = self.took.len() as u64;
         let held = self.reserved.as_ref().map_or(0, Promise::blocks);
         if held < blocks {
@@ -362,8 +382,10 @@ impl WritebackJob {
         let writes = requests
             .into_iter()
             .map(|(run, data, protection)| pool.write(run, data, Purpose::Data, protection));
-        join_all(writes).await.into_iter().collect::<Result<(), _>>()?;
-        Ok(())
+        let mut failed = join_all(writes).await.into_iter().filter_map(Result::err);
+        let Some(first) = failed.next() else { return Ok(()) };
+        // No other error leads to guards for blocks that changed.
+        Err(failed.find(|error| !error.changed_blocks().is_empty()).unwrap_or(first).into())
     }
 
     /// The bytes of a stretch, for a transaction to carry.

@@ -6,17 +6,18 @@
 //! after the other and go out in few requests; each is installed by a transaction of its own.
 //!
 //! If a request fails, each file with blocks in it repeats its part alone: so only files with an
-//! error report one.
+//! error report one. A file of which blocks changed in memory does not: new guards would vouch for
+//! the change.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use copyhold_pool::{Claim, Protection};
+use copyhold_pool::{Claim, PoolError, Protection};
 use copyhold_runtime::finishing;
-use copyhold_types::{Bufs, Purpose, Run};
+use copyhold_types::{BlockAddr, Bufs, Purpose, Run};
 use futures_util::future::{join, join_all};
 
-use super::batch::{Content, Placed, REQUEST_BLOCKS_MAX, WritebackJob, gather};
+use super::batch::{Placed, REQUEST_BLOCKS_MAX, WritebackJob, gather};
 use crate::flight::Flying;
 use crate::inode::InodeRef;
 use crate::writers::WriterTask;
@@ -27,6 +28,15 @@ struct Ready {
     batch: WritebackJob,
     placed: Vec<Placed>,
     claims: VecDeque<Claim>,
+}
+
+/// The fate of a member's blocks.
+enum Sent {
+    All,
+    /// Some may be missing: it writes them again, alone.
+    Again,
+    /// Some are no longer those that were accepted.
+    Changed(PoolError),
 }
 
 impl Filesystem {
@@ -72,7 +82,7 @@ impl Filesystem {
         let mut group = Vec::with_capacity(placed.len());
         let mut first = Ok(());
         for mut batch in placed {
-            match batch.claim() {
+            match batch.claim().await {
                 Ok(claims) => {
                     let placed = batch.place(&claims);
                     group.push(Ready { batch, placed, claims });
@@ -85,8 +95,9 @@ impl Filesystem {
         for (ready, sent) in group.into_iter().zip(sent) {
             let Ready { mut batch, placed, mut claims } = ready;
             let written = match sent {
-                true => batch.install(Content::Placed(&placed, &mut claims)).await,
-                false => batch.send_and_install(&placed, &mut claims).await,
+                Sent::All => batch.install_placed(&placed, &mut claims).await,
+                Sent::Again => batch.send_and_install(&placed, &mut claims).await,
+                Sent::Changed(error) => Err(error.into()),
             };
             batch.unclaim(claims, &written);
             first = first.and(batch.record(written));
@@ -94,8 +105,7 @@ impl Filesystem {
         first
     }
 
-    /// Of each of the group, whether all that it has was written.
-    async fn send_together(&self, group: &[Ready]) -> Vec<bool> {
+    async fn send_together(&self, group: &[Ready]) -> Vec<Sent> {
         let mut requests: Vec<(Run, Bufs, Protection, usize, usize)> = Vec::new();
         for (member, ready) in group.iter().enumerate() {
             for placed in &ready.placed {
@@ -118,13 +128,28 @@ impl Filesystem {
             }
         }
         let writes = requests.into_iter().map(|(run, data, protection, from, to)| async move {
-            (self.pool.write(run, data, Purpose::Data, protection).await.is_ok(), from, to)
+            (self.pool.write(run, data, Purpose::Data, protection).await, run, from..=to)
         });
-        let mut sent = vec![true; group.len()];
-        for (written, from, to) in join_all(writes).await {
-            sent[from..=to].iter_mut().for_each(|sent| *sent &= written);
+        let mut sent: Vec<Sent> = group.iter().map(|_| Sent::All).collect();
+        for (written, run, members) in join_all(writes).await {
+            let Err(error) = written else { continue };
+            for (ready, sent) in group[members.clone()].iter().zip(&mut sent[members]) {
+                let blocks = error.changed_blocks().iter();
+                let mut changed = blocks.map(|nth| run.addr.offset(u64::from(*nth)));
+                if changed.any(|addr| ready.has(addr)) {
+                    *sent = Sent::Changed(error.clone());
+                } else if matches!(sent, Sent::All) {
+                    *sent = Sent::Again;
+                }
+            }
         }
         sent
+    }
+}
+
+impl Ready {
+    fn has(&self, addr: BlockAddr) -> bool {
+        self.placed.iter().any(|placed| placed.run.contains(addr))
     }
 }
 

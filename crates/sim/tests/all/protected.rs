@@ -13,7 +13,7 @@ use copyhold_fs::{
     Caller, Filesystem, FsError, NodeId, OpenFlags, Options, WriteFlags, set_checksums,
 };
 use copyhold_pool::{CreateOptions, Failure, Limits, OpenOptions, Pool, Sabotage};
-use copyhold_runtime::{Rt, SeededRuntime};
+use copyhold_runtime::{Rt, Runtime, SeededRuntime};
 use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Purpose};
 
 const BLOCKS: u64 = 8192;
@@ -99,6 +99,12 @@ impl World {
         let device: DynDevice = self.device.clone();
         let pool = Pool::open(self.rt.clone() as Rt, device, tenants(limits)).await.unwrap();
         Filesystem::open(pool, Options::default()).await.unwrap()
+    }
+
+    /// The namespace behind a crash.
+    fn crash(self, seed: u64) -> World {
+        self.rt.drop_tasks();
+        World::on(seed, self.disk.crash(seed))
     }
 
     async fn make(&self, fs: &Arc<Filesystem>, name: &[u8], place: Checksums) -> NodeId {
@@ -277,8 +283,7 @@ fn survives(place: Checksums, seed: u64, sabotage: Option<Sabotage>) -> bool {
         let both = futures_util::future::select(overwrite, off).await;
         (node, matches!(both, futures_util::future::Either::Left((Ok(()), _))))
     });
-    world.rt.drop_tasks();
-    let world = World::on(seed, world.disk.crash(seed));
+    let world = world.crash(seed);
     world.rt.block_on(async {
         let fs = world.open(None).await;
         let is_new = look(&fs, node, 2).await == Good;
@@ -305,4 +310,80 @@ fn r8_data_that_is_not_flushed_before_its_batch_is_noticed() {
         let mut seeds = 0..SEEDS;
         assert!(seeds.any(|seed| !survives(place, seed, broken)), "{place}");
     }
+}
+
+/// The content of a write is not known to be that of its file: no guard is made for it again.
+#[test]
+fn memory_that_changed_is_an_error_of_its_file_alone() {
+    let world = World::new(3, STALE);
+    world.rt.block_on(async {
+        let fs = world.open(Some(Sabotage::ChangeMemory)).await;
+        let mut nodes = Vec::new();
+        for name in [b"a", b"b"] {
+            let node = world.make(&fs, name, Checksums::Guard).await;
+            let block = &content(name[0])[..BLOCK_BYTES];
+            fs.write(node, 0, block, WriteFlags::default()).await.unwrap();
+            nodes.push(node);
+        }
+        // Both go out in the background, in one request.
+        let late = Options::default().writeback_interval * 3;
+        world.rt.sleep(late).await;
+        let first = [fs.fsync(nodes[0], false).await, fs.fsync(nodes[1], false).await];
+        assert_eq!(first.each_ref().map(Result::is_err), [false, true], "{first:?}");
+    });
+    let world = World::new(4, STALE);
+    world.rt.block_on(async {
+        let fs = world.open(Some(Sabotage::ChangeMemory)).await;
+        let node = world.make(&fs, b"a", Checksums::Guard).await;
+        assert!(write(&fs, node, 1).await.is_err(), "alone");
+        assert!(fs.fsync(node, false).await.is_ok(), "R34: one error is reported once");
+    });
+}
+
+#[test]
+fn refused_guards_take_no_space() {
+    let world = World::new(5, STALE);
+    world.rt.block_on(async {
+        let fs = world.open(None).await;
+        let node = world.make(&fs, b"file", Checksums::Guard).await;
+        write(&fs, node, 1).await.unwrap();
+        fs.sync().await.unwrap();
+        fs.write(node, 0, &content(2), WriteFlags::default()).await.unwrap();
+        let before = fs.pool().space();
+        for nth in 0..2 {
+            world.device.arm(Purpose::Data, nth, DriveFault::FlipToDrive);
+        }
+        assert!(fs.fsync(node, false).await.is_err(), "both places are refused");
+        assert_eq!(fs.pool().space(), before);
+        assert!(fs.fsync(node, false).await.is_ok());
+        assert_eq!(look(&fs, node, 2).await, Good);
+    });
+}
+
+/// BIRTH-B1: mounts that are killed at their first write of data.
+#[test]
+fn each_mount_that_writes_has_births_of_its_own() {
+    let mut world = World::new(6, STALE);
+    let node = world.rt.block_on(async {
+        let fs = world.open(None).await;
+        let node = world.make(&fs, b"file", Checksums::Guard).await;
+        write(&fs, node, 1).await.unwrap();
+        fs.close().await.unwrap();
+        fs.pool().close().await.unwrap();
+        node
+    });
+    let mut births = std::collections::BTreeSet::new();
+    for seed in 0..3 {
+        world = world.crash(seed);
+        births.insert(world.rt.block_on(async {
+            let fs = world.open(None).await;
+            let why = Some(Purpose::Data);
+            world.disk.arm(Trigger::Write { nth: 0, why }, Fault::PowerOff);
+            let (overwrite, off) = (write(&fs, node, 2), world.disk.until_off());
+            futures_util::pin_mut!(overwrite, off);
+            futures_util::future::select(overwrite, off).await;
+            fs.pool().open_txg()
+        }));
+    }
+    assert_eq!(births.len(), 3, "{births:?}");
 }
