@@ -127,7 +127,13 @@ fn make(
             allocate(&file, &shape).await?;
         }
         let device: DynDevice = match options.protection {
-            Some(format) => Emulated::create(executors.clone(), file.clone(), format).await?,
+            Some(format) if file.is_block_device() => {
+                Emulated::create(executors.clone(), file.clone(), format).await?
+            }
+            // The file is empty, or was allocated: both read as zeros.
+            Some(format) => {
+                Emulated::create_on_zeros(executors.clone(), file.clone(), format).await?
+            }
             None => file.clone(),
         };
         fill(executors.clone(), device, &shape).await

@@ -4,7 +4,8 @@
 //!           at all: a program neither gives a guard nor learns which check has failed.
 //! Idea.     The character device of the namespace (`/dev/ngXnY`) takes commands as the drive has
 //!           them. This device builds them: guards and births go to the drive with each write, and
-//!           the drive's status comes back as [`DeviceError::Integrity`].
+//!           the drive's status comes back as
+//!           [`DeviceError::Integrity`](crate::DeviceError::Integrity).
 //!
 //! ```text
 //!   device        requests of the engine, each on a thread

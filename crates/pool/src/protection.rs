@@ -25,13 +25,15 @@ pub enum ProtectionProblem {
     #[error(
         "the pool needs protection information ({format}) and {wanted} blocks of 4 KiB with it, \
          and there are {found} blocks: the file was cut, or is a copy of the data alone; use the \
-         original, or a copy of the whole file or device"
+         original, or a copy of the whole file or device. An NVMe namespace is opened by its \
+         character device, /dev/ngXnY"
     )]
     Cut { format: Format, wanted: u64, found: u64 },
     #[error(
         "the pool needs protection information ({format}), and no header of it can be read in the \
          last two blocks: if the file was extended, restore its size; otherwise use the original, \
-         or a copy of the whole file or device"
+         or a copy of the whole file or device. An NVMe namespace is opened by its character \
+         device, /dev/ngXnY"
     )]
     Missing { format: Format },
     #[error(

@@ -239,6 +239,10 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
             _ => return Err(format!("unknown argument {name}")),
         }
     }
+    let plays_fixed = parsed.faults || parsed.fault.is_some() || parsed.enumerate.is_some();
+    if plays_fixed && parsed.protection.is_some() {
+        return Err("--pi goes with seeds only, not with --faults, --fault or --enumerate".into());
+    }
     Ok(parsed)
 }
 

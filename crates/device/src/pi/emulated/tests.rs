@@ -470,6 +470,21 @@ fn a_new_namespace_has_nothing_of_the_old_one() {
 }
 
 #[test]
+fn a_namespace_on_zeros_takes_the_room_of_its_header_alone() {
+    let rt = SeededRuntime::new(1);
+    let disk = disk_of(&rt, SimImage::empty(BLOCKS), 1);
+    let format = "4096+16:64b".parse().unwrap();
+    let made = Emulated::create_on_zeros(rt.clone(), disk.clone(), format);
+    let device = rt.block_on(made).unwrap();
+    let written = disk.counters().snapshot().purposes[Purpose::Guard as usize].written_bytes;
+    assert_eq!(written, 2 * HEADERS * BLOCK_BYTES as u64, "zeros, then the header");
+    let world = World { rt, disk, device };
+    assert_eq!(mismatch(world.read_guarded(5, 1)).1, Kind::Escape);
+    world.put(5, &content(1, 1), BIRTH);
+    assert!(world.read_guarded(5, 1).is_ok());
+}
+
+#[test]
 fn a_namespace_is_made_as_a_whole_or_not() {
     for nth in 0..4 {
         for seed in 0..20 {
