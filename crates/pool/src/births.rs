@@ -9,8 +9,8 @@
 //!
 //! BIRTH-B1  Place and birth name one content. A written claim that no transaction logs is
 //!           deferred, not free at once. Recovery continues at a txg of which the log has no trace.
-//!           A mount writes no block with a tag before a batch of its own is durable: the next mount
-//!           has later births, though this one may be killed before a block is installed.
+//!           A mount writes no block with a tag before a batch of its own is durable: the next
+//!           mount has later births, though this one may be killed before a block is installed.
 //! BIRTH-B2  If a write fails, its claims become free at once: they are promised to its blocks
 //!           (DIRTY-D2). That birth is spoiled: blocks that are written while its txg is open have
 //!           their checksums in the item.
