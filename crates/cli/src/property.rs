@@ -52,10 +52,12 @@ struct Get {
 /// beside each block, made by the host; the device verifies them at the write and at the read, and
 /// the host again at the read. `offload`: made and verified by the device alone. `none`: nowhere; a
 /// read returns damaged data without an error. On a device without protection information `guard`
-/// and `offload` mean `item`. Stored data stays as it is.
+/// and `offload` mean `item`; so they do for up to 64 KiB that one fsync makes durable, for small
+/// files that are kept in their inode, and for data in preallocated space. Stored data stays as it
+/// is.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  copyhold property set /mnt/backups/alice ro false\n  \
-    copyhold property set /mnt/alice/db checksum guard")]
+    copyhold property set /mnt/alice/videos checksum guard")]
 struct Set {
     /// The root of a subvolume; for `checksum` any file or directory
     path: PathBuf,
@@ -152,7 +154,10 @@ fn failed(path: &Path, errno: Errno) -> Failure {
     match errno {
         Errno::PERM => Failure::refused(Refusal::new(
             "EPERM",
-            format!("only the owner of {place}, or root, sets its checksums"),
+            format!(
+                "{place}: only its owner or root sets its checksums, and not while it is immutable \
+                 or append-only (lsattr)"
+            ),
         )),
         Errno::NOTSUP | Errno::NODATA => Failure::refused(Refusal::new(
             "ENOTSUP",

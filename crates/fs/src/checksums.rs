@@ -42,9 +42,15 @@ pub async fn set_checksums(
         return Err(FsError::NotSupported("checksums of a special file"));
     }
     fs.permit_in(&inode.subvol)?;
-    let owner = inode.state().item.uid;
+    let (owner, present) = {
+        let item = &inode.state().item;
+        (item.uid, item.checksums)
+    };
     if !caller.is_privileged() && caller.uid != owner {
         return Err(FsError::NotPermitted("only the owner sets the place of checksums"));
+    }
+    if place == present {
+        return Ok(());
     }
     if place != Checksums::Item {
         let features = Features { incompat: Features::CHECKSUMS, ..Features::default() };

@@ -387,3 +387,20 @@ fn each_mount_that_writes_has_births_of_its_own() {
     }
     assert_eq!(births.len(), 3, "{births:?}");
 }
+
+/// As `docs/semantics.md` says of properties.
+#[test]
+fn a_place_that_is_set_again_changes_nothing() {
+    let world = World::new(8, STALE);
+    world.rt.block_on(async {
+        let fs = world.open(None).await;
+        let node = world.make(&fs, b"file", Checksums::Guard).await;
+        let mut times = Vec::new();
+        for place in [Checksums::Guard, Checksums::Guard, Checksums::Offload] {
+            set_checksums(&fs, &Caller::ROOT, node, place).await.unwrap();
+            times.push(fs.getattr(node).await.unwrap().ctime);
+            world.rt.sleep(std::time::Duration::from_secs(1)).await;
+        }
+        assert!(times[0] == times[1] && times[1] != times[2], "{times:?}");
+    });
+}
