@@ -25,6 +25,8 @@ pub(crate) use self::block_device::size as block_bytes;
 use self::create::Made;
 pub use self::open::OpenMode;
 use self::open::Opened;
+#[cfg(test)]
+pub(crate) use self::open::open;
 pub(crate) use self::open::{Locked, failed, io_error, lock, name_of, open_patiently};
 pub use self::signature::probe_signature;
 pub(crate) use self::signature::recognise;

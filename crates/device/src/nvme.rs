@@ -16,9 +16,9 @@
 //!   passthrough   the seam on Linux: an ioctl; all the unsafe code
 //! ```
 //!
-//! NVME-N1  A namespace has one writer: the node is locked, and the kernel's block device of the
-//!          same namespace is claimed, so neither is mounted or written beside this device. Readers
-//!          lock the node shared.
+//! NVME-N1  A namespace has one writer: the node and the kernel's block device of the same
+//!          namespace are locked, and the block device is claimed, so neither is mounted or written
+//!          beside this device, also not as a pool. Readers lock both shared.
 //! NVME-N2  Every request keeps the node open until its last command has ended, also when its
 //!          future is dropped.
 //! NVME-N3  Content and answers are those of the emulated namespace of the same format (`pi`),

@@ -45,7 +45,7 @@ impl Drop for Locked {
 }
 
 /// An open and locked file or block device.
-pub(super) struct Opened {
+pub(crate) struct Opened {
     pub(super) fd: Locked,
     pub(super) is_block_device: bool,
     pub(super) is_direct: bool,
@@ -67,7 +67,7 @@ pub(crate) fn failed(path: &Path) -> impl Fn(Errno) -> DeviceError + use<> {
 }
 
 /// Opens an existing file or block device.
-pub(super) fn open(path: &Path, mode: OpenMode) -> Result<Opened, DeviceError> {
+pub(crate) fn open(path: &Path, mode: OpenMode) -> Result<Opened, DeviceError> {
     let mut opened = open_locked(path, mode)?;
     opened.expect_at(path)?;
     opened.measure(path)?;

@@ -3,7 +3,6 @@
 //! The number of the node, not its name, decides what it is: sysfs names the device that has it. A
 //! path may be a link, and a name in `/dev` may lie.
 
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, OFlags};
@@ -12,7 +11,7 @@ use rustix::io::Errno;
 use super::drive::{Drive, unusable};
 use super::passthrough::Passthrough;
 use crate::DeviceError;
-use crate::file::{OpenMode, block_bytes, failed, lock, name_of, open_patiently};
+use crate::file::{Locked, OpenMode, block_bytes, failed, lock, name_of, open_patiently};
 
 /// Whether `path` is the character device of a namespace of an NVMe drive.
 pub fn is_namespace(path: &Path) -> bool {
@@ -36,8 +35,6 @@ pub(super) fn open(path: &Path, mode: OpenMode) -> Result<Drive, DeviceError> {
         Some(claim) => block_bytes(claim).map_err(|source| open_failed(&name, source))?,
         None => 0,
     };
-    // A reader leaves the block device to others.
-    let claim = claim.filter(|_| mode == OpenMode::ReadWrite);
     let way = Passthrough::new(node, claim);
     let namespace = way.namespace().map_err(|source| open_failed(&name, source))?;
     let drive = Drive::identify(Box::new(way), namespace, &name)?;
@@ -50,18 +47,19 @@ fn open_failed(name: &str, error: std::io::Error) -> DeviceError {
     DeviceError::Open { name: name.into(), source: crate::file::io_error(&error) }
 }
 
-/// The kernel's block device of the same namespace, claimed by a writer; not every format has one.
+/// The kernel's block device of the same namespace, locked as the node is, so that a pool on it is
+/// refused. A writer claims it, too, so that it is not mounted. Not every format has one.
 fn open_block_device(
     block_device: &Path,
     path: &Path,
     mode: OpenMode,
-) -> Result<Option<OwnedFd>, DeviceError> {
+) -> Result<Option<Locked>, DeviceError> {
     let exclusive = match mode {
         OpenMode::ReadWrite => OFlags::EXCL,
         OpenMode::ReadOnly => OFlags::empty(),
     };
     match open_patiently(block_device, OFlags::RDONLY | OFlags::CLOEXEC | exclusive) {
-        Ok(claim) => Ok(Some(claim)),
+        Ok(claim) => lock(claim, path, mode).map(Some),
         Err(Errno::NOENT | Errno::NXIO | Errno::NODEV | Errno::NOMEDIUM) => Ok(None),
         Err(Errno::BUSY) => Err(DeviceError::Locked { name: name_of(path) }),
         Err(errno) => Err(failed(block_device)(errno)),
@@ -99,6 +97,33 @@ mod tests {
         for other in ["nvme0", "ng0", "ngn1", "ng0n", "ng0nx", "ng0n1p1", "null", "ng-fabric"] {
             assert_eq!(block_name(other), None, "{other}");
         }
+    }
+
+    /// A file stands for the block device: an exclusive opening of a file claims nothing, so the
+    /// locks alone decide here.
+    #[test]
+    fn a_pool_on_the_block_device_and_one_on_the_node_exclude_each_other() {
+        use OpenMode::{ReadOnly, ReadWrite};
+        let dir = tempfile::tempdir().unwrap();
+        let block_device = dir.path().join("nvme0n1");
+        std::fs::write(&block_device, [0; 4096]).unwrap();
+        let node = Path::new("/dev/ng0n1");
+        let by_node = |mode| open_block_device(&block_device, node, mode);
+        let by_block_device = |mode| crate::file::open(&block_device, mode);
+        for (first, second) in [(ReadWrite, ReadOnly), (ReadOnly, ReadWrite)] {
+            for second in [second, ReadWrite] {
+                let held = by_node(first).unwrap();
+                let refused = by_block_device(second).map(drop);
+                assert!(matches!(refused, Err(DeviceError::Locked { .. })), "NVME-N1");
+                drop(held);
+                let held = by_block_device(first).unwrap();
+                let refused = by_node(second).map(drop);
+                let Err(DeviceError::Locked { name }) = refused else { panic!("NVME-N1") };
+                assert_eq!(name, "/dev/ng0n1");
+                drop(held);
+            }
+        }
+        let _readers = (by_node(ReadOnly).unwrap(), by_block_device(ReadOnly).unwrap());
     }
 
     #[test]

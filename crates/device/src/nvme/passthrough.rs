@@ -7,7 +7,7 @@
 
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 
 use super::command::{Commands, Fields, Queue, Transfer};
 use crate::file::Locked;
@@ -43,12 +43,12 @@ const _: () =
 /// The open character device of a namespace.
 pub(super) struct Passthrough {
     node: Locked,
-    /// Keeps others from the kernel's block device.
-    _claim: Option<OwnedFd>,
+    /// Keeps other programs from the kernel's block device.
+    _claim: Option<Locked>,
 }
 
 impl Passthrough {
-    pub(super) fn new(node: Locked, claim: Option<OwnedFd>) -> Passthrough {
+    pub(super) fn new(node: Locked, claim: Option<Locked>) -> Passthrough {
         Passthrough { node, _claim: claim }
     }
 
