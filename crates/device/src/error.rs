@@ -102,6 +102,11 @@ pub enum DeviceError {
     Occupied { name: String, found: &'static str },
     #[error("{name} is no regular file, block device or character device of an NVMe namespace")]
     NotADevice { name: String },
+    #[error(
+        "{name}: the namespace has a block device, and {node} is not its node; make that node \
+         (udevadm trigger), so that no other program can use the namespace at the same time"
+    )]
+    NoBlockDevice { name: String, node: String },
     #[error("{name} has sectors of {bytes} bytes; more than 4096 are not supported")]
     SectorTooLarge { name: String, bytes: u32 },
     #[error("{name} ends before block {end}: it has become smaller since it was opened")]

@@ -10,6 +10,7 @@
 //! ```text
 //!   device        requests of the engine, each on a thread
 //!   open          the node: kind, locks
+//!   kernel        its block device in sysfs: node, limits
 //!   identify      pages of the drive about the namespace, as untrusted bytes
 //!   drive         a request as commands, and their answers
 //!   command       fields of a command, and the seam to a drive
@@ -32,6 +33,7 @@ mod command;
 mod device;
 mod drive;
 mod identify;
+mod kernel;
 #[cfg(test)]
 mod model;
 mod open;

@@ -6,8 +6,8 @@
 //!           repeated block by block, so the bad one shows; of a write that it refuses the host
 //!           computes the guards again, and names the block whose guard differs.
 //!
-//! NVMECMD-D1  Each command lies in the request and in the limits of the drive (NVMEID-I1), and
-//!             the commands cover each block of the request once.
+//! NVMECMD-D1  Each command lies in the request and in the limits of the drive (NVMEID-I1) and of
+//!             the kernel (NVMEK-K2), and the commands cover each block of the request once.
 //! NVMECMD-D2  A command has a buffer of metadata exactly where the drive transfers some: without
 //!             it, a drive reads or writes them at address 0 of the machine.
 //! NVMECMD-D3  A read names the first bad block, as one by one would. Of a write that is refused
@@ -42,10 +42,12 @@ enum Failure {
 }
 
 impl Drive {
-    /// Asks the drive for the format of the namespace.
+    /// Asks the drive for the format of the namespace. `most_blocks` is the kernel's limit of a
+    /// command.
     pub(super) fn identify(
         commands: Box<dyn Commands>,
         namespace: u32,
+        most_blocks: u32,
         name: &str,
     ) -> Result<Drive, DeviceError> {
         let page = |what, set, of| {
@@ -67,7 +69,8 @@ impl Drive {
         };
         let (controller, described) = (&controller, &described);
         let pages = Pages { controller, namespace: described, extended: extended.as_ref() };
-        let identity = Identity::parse(&pages).map_err(|problem| unusable(name, problem))?;
+        let mut identity = Identity::parse(&pages).map_err(|problem| unusable(name, problem))?;
+        identity.limit_blocks(most_blocks);
         let can_discard = AtomicBool::new(identity.can_discard);
         Ok(Drive { commands, namespace, identity, name: name.into(), can_discard })
     }

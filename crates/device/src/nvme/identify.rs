@@ -14,8 +14,8 @@ use crate::pi::{Format, FormatError, Guard, Place, Type};
 
 /// Bytes of each page.
 pub const PAGE_BYTES: usize = 4096;
-/// Blocks of 4 KiB in one command, at most. The kernel gives each page of a caller's memory a
-/// segment of its own, of which its driver has 127.
+/// Blocks of 4 KiB in one command, at most, where kernel and drive allow more. The kernel gives
+/// each page of a caller's memory a segment of its own, of which its driver has 127.
 pub const MOST_BLOCKS: u32 = 64;
 /// Bytes of metadata in one command, at most: older drives read them from one page only.
 const MOST_METADATA: usize = 4096;
@@ -129,6 +129,12 @@ impl Identity {
         let can_discard = number(pages.controller, 520, 2) & 1 << 2 != 0;
         let unique = unique_number(pages.namespace);
         Ok(Identity { format, blocks, drive_blocks, most_blocks, can_discard, unique })
+    }
+
+    /// Limits the blocks of a command to those that the kernel accepts, which are at least one.
+    pub fn limit_blocks(&mut self, most: u32) {
+        assert!(most > 0, "NVMEID-I1: a command of no blocks");
+        self.most_blocks = self.most_blocks.min(most);
     }
 
     /// Compares the size with that of the namespace's block device. The kernel gives a size of 0

@@ -3,12 +3,13 @@
 //! The number of the node, not its name, decides what it is: sysfs names the device that has it. A
 //! path may be a link, and a name in `/dev` may lie.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
 use super::drive::{Drive, unusable};
+use super::kernel::BlockDevice;
 use super::passthrough::Passthrough;
 use crate::DeviceError;
 use crate::file::{Locked, OpenMode, block_bytes, failed, lock, name_of, open_patiently};
@@ -17,6 +18,10 @@ use crate::file::{Locked, OpenMode, block_bytes, failed, lock, name_of, open_pat
 pub fn is_namespace(path: &Path) -> bool {
     block_device_of(path).is_some()
 }
+
+/// The directory of all block devices in sysfs, and that of nodes.
+const SYS: &str = "/sys/class/block";
+const DEV: &str = "/dev";
 
 /// Opens the namespace, and asks the drive for its format.
 pub(super) fn open(path: &Path, mode: OpenMode) -> Result<Drive, DeviceError> {
@@ -30,14 +35,19 @@ pub(super) fn open(path: &Path, mode: OpenMode) -> Result<Drive, DeviceError> {
     };
     let node = open_patiently(path, access | OFlags::CLOEXEC).map_err(failed(path))?;
     let node = lock(node, path, mode)?;
-    let claim = open_block_device(&block_device, path, mode)?;
+    let block_device = BlockDevice::new(Path::new(SYS), &block_device);
+    let claim = match block_device.node(Path::new(DEV), &name)? {
+        Some(block_node) => Some(open_block_device(&block_node, path, mode)?),
+        None => None,
+    };
     let kernel = match &claim {
         Some(claim) => block_bytes(claim).map_err(|source| open_failed(&name, source))?,
         None => 0,
     };
     let way = Passthrough::new(node, claim);
     let namespace = way.namespace().map_err(|source| open_failed(&name, source))?;
-    let drive = Drive::identify(Box::new(way), namespace, &name)?;
+    let most_blocks = block_device.most_blocks();
+    let drive = Drive::identify(Box::new(way), namespace, most_blocks, &name)?;
     let is_right = drive.identity().expect_size(kernel);
     is_right.map_err(|problem| unusable(&name, problem))?;
     Ok(drive)
@@ -48,34 +58,32 @@ fn open_failed(name: &str, error: std::io::Error) -> DeviceError {
 }
 
 /// The kernel's block device of the same namespace, locked as the node is, so that a pool on it is
-/// refused. A writer claims it, too, so that it is not mounted. Not every format has one.
+/// refused. A writer claims it, too, so that it is not mounted.
 fn open_block_device(
     block_device: &Path,
     path: &Path,
     mode: OpenMode,
-) -> Result<Option<Locked>, DeviceError> {
+) -> Result<Locked, DeviceError> {
     let exclusive = match mode {
         OpenMode::ReadWrite => OFlags::EXCL,
         OpenMode::ReadOnly => OFlags::empty(),
     };
     match open_patiently(block_device, OFlags::RDONLY | OFlags::CLOEXEC | exclusive) {
-        Ok(claim) => lock(claim, path, mode).map(Some),
-        Err(Errno::NOENT | Errno::NXIO | Errno::NODEV | Errno::NOMEDIUM) => Ok(None),
+        Ok(claim) => lock(claim, path, mode),
         Err(Errno::BUSY) => Err(DeviceError::Locked { name: name_of(path) }),
         Err(errno) => Err(failed(block_device)(errno)),
     }
 }
 
 /// The name that the block device of a namespace would have; none if `path` is no namespace.
-fn block_device_of(path: &Path) -> Option<PathBuf> {
+fn block_device_of(path: &Path) -> Option<String> {
     let stat = rustix::fs::stat(path).ok()?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
         return None;
     }
     let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
     let target = std::fs::read_link(format!("/sys/dev/char/{major}:{minor}")).ok()?;
-    let block_device = block_name(target.file_name()?.to_str()?)?;
-    Some(Path::new("/dev").join(block_device))
+    block_name(target.file_name()?.to_str()?)
 }
 
 /// `nvme0n1` of `ng0n1`.

@@ -5,6 +5,7 @@
 use copyhold_runtime::executors::Config;
 use copyhold_runtime::{Executors, ReactorKind};
 
+use super::super::identify::MOST_BLOCKS;
 use super::super::model::Model;
 use super::*;
 
@@ -12,7 +13,7 @@ const WHY: Purpose = Purpose::Data;
 const BLOCKS: u64 = 1000;
 
 fn drive_of(model: &Arc<Model>) -> Drive {
-    Drive::identify(Box::new(model.clone()), 1, "ng0n1").unwrap()
+    Drive::identify(Box::new(model.clone()), 1, MOST_BLOCKS, "ng0n1").unwrap()
 }
 
 fn device(executors: &Executors, mode: OpenMode) -> (Arc<Model>, Arc<NvmeDevice>) {

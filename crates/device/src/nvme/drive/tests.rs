@@ -6,6 +6,7 @@ use copyhold_runtime::SeededRuntime;
 use copyhold_types::{DeviceId, Purpose};
 use proptest::prelude::*;
 
+use super::super::identify::MOST_BLOCKS;
 use super::super::model::Model;
 use super::*;
 use crate::pi::{Emulated, Guards, Kind, Type, formats};
@@ -18,7 +19,7 @@ const BLOCKS: u64 = 40;
 const BIRTH: u32 = 70_000;
 
 fn drive_of(model: &Arc<Model>) -> Drive {
-    Drive::identify(Box::new(model.clone()), 1, "ng0n1").unwrap()
+    Drive::identify(Box::new(model.clone()), 1, MOST_BLOCKS, "ng0n1").unwrap()
 }
 
 fn drive(format: &str, limit: u8) -> (Arc<Model>, Drive) {
@@ -258,6 +259,19 @@ fn commands_have_the_size_that_drive_and_format_allow() {
 }
 
 #[test]
+fn commands_have_the_size_that_the_kernel_allows() {
+    for (most, commands) in [(64, 1), (32, 2), (7, 6), (1, 40)] {
+        let format: Format = "4096+16:64b".parse().unwrap();
+        let model = Model::new(format, BLOCKS, 0);
+        let drive = Drive::identify(Box::new(model.clone()), 1, most, "ng0n1").unwrap();
+        write(&drive, 0, &content(1, BLOCKS as usize), &Protect::Plain).unwrap();
+        let state = model.state.lock();
+        assert_eq!(state.commands.len(), commands, "NVMECMD-D1");
+        assert!(state.commands.iter().all(|fields| fields.high[2] & 0xffff < most), "NVMECMD-D1");
+    }
+}
+
+#[test]
 fn a_damaged_block_is_named_and_its_neighbours_read() {
     let (model, drive) = drive("4096+64:64b", 0);
     let data = content(1, BLOCKS as usize);
@@ -375,6 +389,8 @@ fn a_drive_that_lies_is_not_opened() {
     let format: Format = "4096+16:64b".parse().unwrap();
     let mut model = Model::new(format, BLOCKS, 0);
     Arc::get_mut(&mut model).unwrap().pages.namespace[29] = 0;
-    let Err(error) = Drive::identify(Box::new(model), 1, "/dev/ng0n1") else { panic!() };
+    let Err(error) = Drive::identify(Box::new(model), 1, MOST_BLOCKS, "/dev/ng0n1") else {
+        panic!()
+    };
     assert!(error.to_string().starts_with("/dev/ng0n1: the namespace has 16 bytes of metadata"));
 }
