@@ -35,16 +35,22 @@ OUT=$(realpath "$OUT")
 
 # --- the guest: a kernel of the distribution, unpacked, and a few programs in an initramfs
 
+# find_kernel: prints its path, or nothing if no package was unpacked yet.
+find_kernel() { find "$OUT/kernel/boot" -name 'vmlinuz-*' -print -quit 2>/dev/null || true; }
+
 kernel() {
-    KERNEL=$(find "$OUT/kernel/boot" -name 'vmlinuz-*' 2>/dev/null | head -n 1)
+    KERNEL=$(find_kernel)
     [ -z "$KERNEL" ] || return 0
     local package
     package=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/.*Depends: //p' | head -n 1)
     say "fetching $package"
+    # One package alone is unpacked.
+    rm -rf "$OUT/package" "$OUT/kernel"
     mkdir -p "$OUT/package"
     (cd "$OUT/package" && apt-get -qq download "$package")
     dpkg-deb -x "$OUT"/package/*.deb "$OUT/kernel"
-    KERNEL=$(find "$OUT/kernel/boot" -name 'vmlinuz-*' | head -n 1)
+    KERNEL=$(find_kernel)
+    [ -n "$KERNEL" ] || die "no kernel in $package"
 }
 
 # with_libraries NAME PROGRAM: copies it into the guest's root, with the libraries that it loads.
