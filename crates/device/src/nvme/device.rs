@@ -5,14 +5,14 @@ use std::sync::{Arc, OnceLock};
 
 use copyhold_runtime::{BoxFuture, Op, Reactor};
 use copyhold_sync::{RwLock, of};
-use copyhold_types::{Buf, Bufs, DeviceId, Purpose};
+use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Purpose};
 
 use super::drive::Drive;
 use super::identify::Identity;
 use super::open;
 use crate::error::check_bounds;
 use crate::file::{io_error, recognise};
-use crate::pi::{Format, Request};
+use crate::pi::{Format, Kind, Request};
 use crate::{
     Access, Counters, Device, DeviceError, Expect, Geometry, IoError, OpenMode, Protect, at_once,
 };
@@ -46,7 +46,7 @@ impl NvmeDevice {
     }
 
     /// As [`Self::open`], for a namespace that gets new content. [`DeviceError::Occupied`] if it
-    /// has data, unless `force`.
+    /// has data, unless `force`: then the present content is not even read.
     pub fn create(
         reactor: Arc<dyn Reactor>,
         id: DeviceId,
@@ -54,10 +54,8 @@ impl NvmeDevice {
         force: bool,
     ) -> Result<Arc<NvmeDevice>, DeviceError> {
         let drive = open::open(path, OpenMode::ReadWrite)?;
-        match find_data(&drive)? {
-            Some(found) if !force => Err(DeviceError::Occupied { name: drive.name(), found }),
-            _ => Ok(NvmeDevice::over(reactor, id, drive, OpenMode::ReadWrite)),
-        }
+        expect_room(&drive, force)?;
+        Ok(NvmeDevice::over(reactor, id, drive, OpenMode::ReadWrite))
     }
 
     fn over(
@@ -116,15 +114,40 @@ impl NvmeDevice {
     }
 }
 
+/// Refuses a namespace with data, unless `force`.
+fn expect_room(drive: &Drive, force: bool) -> Result<(), DeviceError> {
+    match if force { None } else { find_data(drive)? } {
+        Some(found) => Err(DeviceError::Occupied { name: drive.name(), found }),
+        None => Ok(()),
+    }
+}
+
 /// The kind of data in the namespace that a user may miss.
 fn find_data(drive: &Drive) -> Result<Option<&'static str>, DeviceError> {
     let blocks = drive.identity().blocks;
     let count = LOOK.min(blocks) as u32;
-    let look = |block| {
-        let request = Request { block, blocks: count, why: Purpose::Label, access: Access::Read };
+    Ok(recognise(&look(drive, 0, count)?, &look(drive, blocks - u64::from(count), count)?))
+}
+
+/// Reads blocks of any tuples. A deallocated block, which some drives refuse, counts as zeros.
+fn look(drive: &Drive, block: u64, blocks: u32) -> Result<Buf, DeviceError> {
+    let read = |block, blocks| {
+        let request = Request { block, blocks, why: Purpose::Label, access: Access::Read };
         drive.read(request, Expect::Plain)
     };
-    Ok(recognise(&look(0)?, &look(blocks - u64::from(count))?))
+    match read(block, blocks) {
+        Err(DeviceError::Integrity { kind: Kind::Escape, .. }) => {}
+        seen => return seen,
+    }
+    let mut seen = Buf::zeroed(blocks as usize);
+    for (at, place) in (block..).zip(seen.make_mut().chunks_exact_mut(BLOCK_BYTES)) {
+        match read(at, 1) {
+            Ok(content) => place.copy_from_slice(&content),
+            Err(DeviceError::Integrity { kind: Kind::Escape, .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(seen)
 }
 
 impl Device for NvmeDevice {

@@ -28,6 +28,8 @@ pub(super) struct State {
     pub(super) metadata: Vec<u8>,
     /// Blocks of the drive that cannot be read.
     pub(super) unreadable: BTreeSet<u64>,
+    /// Blocks of the drive that are refused as deallocated.
+    pub(super) deallocated: BTreeSet<u64>,
     /// Commands so far, but those of Identify.
     pub(super) commands: Vec<Fields>,
     /// The answer to the next command.
@@ -43,6 +45,7 @@ impl Model {
             data: vec![0; blocks as usize * format.data_bytes()],
             metadata: vec![0xff; blocks as usize * format.metadata_bytes()],
             unreadable: BTreeSet::new(),
+            deallocated: BTreeSet::new(),
             commands: Vec::new(),
             answer: None,
         };
@@ -97,6 +100,9 @@ impl Model {
                 self.check_limits(data, metadata, wanted);
                 if state.unreadable.range(first..end).next().is_some() {
                     return Status::UnrecoveredRead.code();
+                }
+                if state.deallocated.range(first..end).next().is_some() {
+                    return Status::Deallocated.code() | DO_NOT_RETRY;
                 }
                 let answer = command.read(format, first, stored, beside);
                 if answer.is_ok() {

@@ -120,3 +120,28 @@ fn a_namespace_with_data_is_recognised() {
     *model.state.lock().data.last_mut().unwrap() = 1;
     assert_eq!(find_data(&drive).unwrap(), Some("data of an unknown kind"));
 }
+
+#[test]
+fn deallocated_blocks_are_empty_and_hide_no_data() {
+    let model = Model::new("512+8:16b".parse().unwrap(), 8 * BLOCKS, 7);
+    let drive = drive_of(&model);
+    model.state.lock().deallocated.extend((0..8 * BLOCKS).filter(|block| block % 16 < 8));
+    assert_eq!(find_data(&drive).unwrap(), None);
+    *model.state.lock().data.last_mut().unwrap() = 1;
+    assert_eq!(find_data(&drive).unwrap(), Some("data of an unknown kind"));
+    model.state.lock().deallocated.extend(0..8 * BLOCKS);
+    assert_eq!(find_data(&drive).unwrap(), None);
+}
+
+#[test]
+fn a_forced_creation_does_not_read_the_content_that_it_overwrites() {
+    let model = Model::new("512+8:16b".parse().unwrap(), 8 * BLOCKS, 7);
+    let drive = drive_of(&model);
+    model.state.lock().data[..4].copy_from_slice(b"XFSB");
+    assert!(matches!(expect_room(&drive, false), Err(DeviceError::Occupied { .. })));
+    model.state.lock().unreadable.insert(0);
+    assert!(matches!(expect_room(&drive, false), Err(DeviceError::Read { .. })));
+    model.state.lock().commands.clear();
+    expect_room(&drive, true).unwrap();
+    assert!(model.state.lock().commands.is_empty());
+}
