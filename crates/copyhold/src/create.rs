@@ -36,7 +36,8 @@ pub struct CreateOptions {
     /// Overwrite whatever the file or the device holds.
     pub force: bool,
     /// Allocate all blocks on the host now, and never discard any. Otherwise only the labels and
-    /// the log are allocated, and a file grows with its content.
+    /// the log are allocated, and a file grows with its content. An NVMe namespace with protection
+    /// information refuses it: [`Error::NotAllocated`].
     pub preallocate: bool,
     /// Bytes of one copy of the log; `None`: chosen by the pool's size.
     pub log_bytes: Option<u64>,
@@ -151,13 +152,22 @@ fn make_on_namespace(
     path: &Path,
     options: &CreateOptions,
 ) -> Result<PoolId, Error> {
-    if options.protection.is_some() {
-        return Err(Error::ProtectedAlready { path: path.into() });
-    }
+    expect_for_namespace(path, options)?;
     let device = NvmeDevice::create(executors.reactor(), DeviceId(0), path, options.force);
     let device = device.map_err(|error| occupied(executors, path, error))?;
     let shape = check(path, device.geometry().blocks, options)?;
     executors.block_on(fill(executors.clone(), device, &shape))
+}
+
+/// Refuses options that have no meaning for a namespace, before it is touched.
+fn expect_for_namespace(path: &Path, options: &CreateOptions) -> Result<(), Error> {
+    match options {
+        CreateOptions { protection: Some(_), .. } => {
+            Err(Error::ProtectedAlready { path: path.into() })
+        }
+        CreateOptions { preallocate: true, .. } => Err(Error::NotAllocated { path: path.into() }),
+        _ => Ok(()),
+    }
 }
 
 /// The shape of a pool on a file or device of so many blocks. Refuses one that has no room there.
@@ -203,4 +213,21 @@ async fn fill(rt: Rt, device: DynDevice, shape: &Shape) -> Result<PoolId, Error>
     Filesystem::format(&pool, &Caller::new(uid.as_raw(), gid.as_raw(), 0), ROOT_MODE).await?;
     pool.close().await?;
     Ok(label.pool)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_refuses_a_second_protection_and_preallocation() {
+        let expect = |options| expect_for_namespace(Path::new("/dev/ng0n1"), &options);
+        let plain = CreateOptions::sized(1 << 30);
+        expect(plain.clone()).unwrap();
+        let protection = Some("4096+8:16b".parse().unwrap());
+        let refused = expect(CreateOptions { protection, ..plain.clone() });
+        assert!(matches!(refused, Err(Error::ProtectedAlready { .. })));
+        let refused = expect(CreateOptions { preallocate: true, ..plain });
+        assert!(matches!(refused, Err(Error::NotAllocated { .. })));
+    }
 }

@@ -41,6 +41,13 @@ pub enum Error {
     Occupied { path: PathBuf, found: &'static str },
     #[error("{} has protection information of its own, and needs no other", path.display())]
     ProtectedAlready { path: PathBuf },
+    /// [`crate::CreateOptions::preallocate`] of a pool on a namespace.
+    #[error(
+        "{} is an NVMe namespace, whose blocks are not allocated in advance; create the pool \
+         without `CreateOptions::preallocate`",
+        path.display()
+    )]
+    NotAllocated { path: PathBuf },
     #[error("{} does not exist; give its size in `CreateOptions::bytes`", path.display())]
     NoSize { path: PathBuf },
     #[error("{} does not exist; `lsblk` lists block devices", path.display())]
@@ -82,7 +89,8 @@ impl Error {
             Error::NoSize { .. } | Error::NoDevice { .. } => libc::ENOENT,
             Error::OtherPool(_) => libc::EXDEV,
             Error::LongName { .. } => libc::ENAMETOOLONG,
-            Error::Option(_) | Error::Budget(_) | Error::ProtectedAlready { .. } => libc::EINVAL,
+            Error::Option(_) | Error::Budget(_) => libc::EINVAL,
+            Error::ProtectedAlready { .. } | Error::NotAllocated { .. } => libc::EINVAL,
             Error::Mount(error) => errno_of_mount(error).code(),
             Error::Covered { .. } => libc::EBUSY,
             Error::Serve(error) => errno_of_serving(error).code(),

@@ -28,6 +28,11 @@ impl From<copyhold::Error> for Failure {
                 "{} does not exist; give the size of the new pool with --size",
                 path.display()
             )),
+            Error::NotAllocated { path } => Failure::usage(format!(
+                "{} is an NVMe namespace, whose blocks are not allocated in advance; create the \
+                 pool without --preallocate written",
+                path.display()
+            )),
             error @ Error::NoDevice { .. } => Failure::new(Kind::NotFound, error.to_string()),
             error @ Error::Covered { .. } => Failure::new(Kind::InUse, error.to_string()),
             Error::Path { path, source } => Failure::system(path.display(), &source),
