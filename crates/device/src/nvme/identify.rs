@@ -47,6 +47,8 @@ pub struct Identity {
     /// The number that the vendor has given to the namespace and to no other, where it has one:
     /// of 16 bytes, or of 8 with zeros behind them.
     pub unique: Option<[u8; 16]>,
+    /// Whether the drive refuses all writes to the namespace at present.
+    pub is_write_protected: bool,
 }
 
 /// The cause why a namespace cannot be used.
@@ -75,6 +77,11 @@ pub enum IdentifyProblem {
     Guard(u32),
     #[error("the namespace has {blocks} blocks of {bytes} bytes, less than 4096 bytes in all")]
     Small { blocks: u64, bytes: u32 },
+    #[error(
+        "the namespace is write-protected; mount it read-only (-o ro), or remove the protection \
+         (nvme set-feature --feature-id=0x84 --value=0)"
+    )]
+    WriteProtected,
     #[error("the drive contradicts itself: {0}; its firmware is broken, do not use it")]
     Lie(Lie),
     #[error(
@@ -128,7 +135,24 @@ impl Identity {
         let most_blocks = most_blocks(&format, pages.controller[77]);
         let can_discard = number(pages.controller, 520, 2) & 1 << 2 != 0;
         let unique = unique_number(pages.namespace);
-        Ok(Identity { format, blocks, drive_blocks, most_blocks, can_discard, unique })
+        let is_write_protected = pages.namespace[99] & 1 != 0;
+        Ok(Identity {
+            format,
+            blocks,
+            drive_blocks,
+            most_blocks,
+            can_discard,
+            unique,
+            is_write_protected,
+        })
+    }
+
+    /// Refuses a namespace that cannot be written now.
+    pub fn expect_writable(&self) -> Result<(), IdentifyProblem> {
+        match self.is_write_protected {
+            true => Err(IdentifyProblem::WriteProtected),
+            false => Ok(()),
+        }
     }
 
     /// Limits the blocks of a command to those that the kernel accepts, which are at least one.

@@ -9,6 +9,7 @@ use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
 use super::drive::{Drive, unusable};
+use super::identify::{IdentifyProblem, Identity};
 use super::kernel::BlockDevice;
 use super::passthrough::Passthrough;
 use crate::DeviceError;
@@ -48,9 +49,15 @@ pub(super) fn open(path: &Path, mode: OpenMode) -> Result<Drive, DeviceError> {
     let namespace = way.namespace().map_err(|source| open_failed(&name, source))?;
     let most_blocks = block_device.most_blocks();
     let drive = Drive::identify(Box::new(way), namespace, most_blocks, &name)?;
-    let is_right = drive.identity().expect_size(kernel);
-    is_right.map_err(|problem| unusable(&name, problem))?;
+    expect_usable(drive.identity(), kernel, mode).map_err(|problem| unusable(&name, problem))?;
     Ok(drive)
+}
+
+fn expect_usable(identity: &Identity, kernel: u64, mode: OpenMode) -> Result<(), IdentifyProblem> {
+    if mode == OpenMode::ReadWrite {
+        identity.expect_writable()?;
+    }
+    identity.expect_size(kernel)
 }
 
 fn open_failed(name: &str, error: std::io::Error) -> DeviceError {
@@ -96,6 +103,7 @@ fn block_name(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::identify::tests::Drawn;
     use super::*;
 
     #[test]
@@ -132,6 +140,20 @@ mod tests {
             }
         }
         let _readers = (by_node(ReadOnly).unwrap(), by_block_device(ReadOnly).unwrap());
+    }
+
+    #[test]
+    fn a_write_protected_namespace_is_open_to_readers_alone() {
+        let mut drawn = Drawn::new(&"4096+16:64b".parse().unwrap(), 1000);
+        let expect = |drawn: &Drawn, mode| expect_usable(&drawn.parse().unwrap(), 0, mode);
+        assert_eq!(expect(&drawn, OpenMode::ReadWrite), Ok(()));
+        drawn.namespace[99] = 1;
+        let refused = expect(&drawn, OpenMode::ReadWrite);
+        assert_eq!(refused, Err(IdentifyProblem::WriteProtected));
+        assert_eq!(expect(&drawn, OpenMode::ReadOnly), Ok(()));
+        // The other bits have other meanings.
+        drawn.namespace[99] = 0xfe;
+        assert_eq!(expect(&drawn, OpenMode::ReadWrite), Ok(()));
     }
 
     #[test]
