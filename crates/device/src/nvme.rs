@@ -13,6 +13,7 @@
 //!   kernel        its block device in sysfs: node, limits
 //!   identify      pages of the drive about the namespace, as untrusted bytes
 //!   drive         a request as commands, and their answers
+//!   repeat        commands that a reset has ended, once more
 //!   command       fields of a command, and the seam to a drive
 //!   passthrough   the seam on Linux: an ioctl; all the unsafe code
 //! ```
@@ -38,6 +39,7 @@ mod kernel;
 mod model;
 mod open;
 mod passthrough;
+mod repeat;
 
 pub use device::NvmeDevice;
 pub use identify::{

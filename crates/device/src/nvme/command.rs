@@ -41,9 +41,25 @@ pub(super) enum Transfer<'b> {
 
 /// A drive, or the way to one.
 pub(super) trait Commands: Send + Sync {
-    /// Carries out one command and waits for its end: its status code type and status code, as in
-    /// `SCT << 8 | SC`, or 0; an error where the command has not reached the drive.
+    /// Carries out one command once, and waits for its end: its status code type and status code,
+    /// as in `SCT << 8 | SC` (the bits above are hints, such as Do Not Retry), or 0. An error if
+    /// the drive has not answered. After EINTR, which is a reset of the controller, the command may
+    /// have been carried out.
     fn execute(&self, queue: Queue, fields: &Fields, transfer: Transfer<'_>) -> io::Result<u16>;
+
+    /// Waits before a command is repeated.
+    fn pause(&self);
+}
+
+impl Transfer<'_> {
+    /// The same bytes, for one of several commands.
+    pub(super) fn again(&mut self) -> Transfer<'_> {
+        match self {
+            Transfer::None => Transfer::None,
+            Transfer::ToHost { data, metadata } => Transfer::ToHost { data, metadata },
+            Transfer::ToDrive { data, metadata } => Transfer::ToDrive { data, metadata },
+        }
+    }
 }
 
 impl Fields {

@@ -20,6 +20,7 @@ use copyhold_types::{BLOCK_BYTES, Buf, Bufs};
 
 use super::command::{Commands, Fields, Queue, Transfer, deallocated_range};
 use super::identify::{IdentifyProblem, Identity, PAGE_BYTES, Pages, has_wide_guards};
+use super::repeat;
 use crate::pi::{Command, Format, Refusal, Request, Status};
 use crate::{Access, DeviceError, Expect, IoError, Protect};
 
@@ -54,7 +55,7 @@ impl Drive {
             let mut page = [0; PAGE_BYTES];
             let fields = Fields::identify(of, what, set);
             let transfer = Transfer::ToHost { data: &mut page, metadata: &mut [] };
-            let source = match commands.execute(Queue::Admin, &fields, transfer) {
+            let source = match repeat::execute(&*commands, Queue::Admin, &fields, transfer) {
                 Ok(0) => return Ok(page),
                 Ok(code) => IoError(errno_of(code)),
                 Err(error) => IoError(error.raw_os_error().unwrap_or(libc::EIO)),
@@ -222,7 +223,7 @@ impl Drive {
     }
 
     fn execute(&self, fields: &Fields, transfer: Transfer<'_>) -> Result<(), Failure> {
-        match self.commands.execute(Queue::Io, fields, transfer) {
+        match repeat::execute(&*self.commands, Queue::Io, fields, transfer) {
             Ok(0) => Ok(()),
             Ok(code) => Err(match Status::of_code(code) {
                 Some(status) => Failure::Refused(status),

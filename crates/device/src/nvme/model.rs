@@ -158,4 +158,6 @@ impl Commands for Arc<Model> {
             _ => INVALID_OPCODE,
         })
     }
+
+    fn pause(&self) {}
 }

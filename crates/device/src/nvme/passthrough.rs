@@ -8,6 +8,7 @@
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
 
 use super::command::{Commands, Fields, Queue, Transfer};
 use crate::file::Locked;
@@ -15,6 +16,10 @@ use crate::file::Locked;
 const NVME_IOCTL_ID: u32 = 0x4e40;
 const NVME_IOCTL_ADMIN64_CMD: u32 = 0xc050_4e47;
 const NVME_IOCTL_IO64_CMD: u32 = 0xc050_4e48;
+
+/// Between repetitions of a command. The kernel makes a command wait while it resets the
+/// controller, so this need not last as long as a reset; drives count their delays in these units.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// `struct nvme_passthru_cmd64`.
 #[repr(C)]
@@ -94,6 +99,11 @@ impl Commands for Passthrough {
         let answer =
             unsafe { libc::ioctl(self.node.as_fd().as_raw_fd(), number as _, &raw mut command) };
         u16::try_from(answer).map_err(|_| io::Error::last_os_error())
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "a thread of blocking calls, and no task, waits")]
+    fn pause(&self) {
+        std::thread::sleep(PAUSE);
     }
 }
 

@@ -341,7 +341,7 @@ fn each_status_has_its_error() {
             assert!(matches!(error, DeviceError::Contradiction { block: 3, .. }), "{error}");
         }
     }
-    for (code, errno) in [(0x281, libc::ENODATA), (0x006, libc::EIO), (0x020, libc::EROFS)] {
+    for (code, errno) in [(0x281, libc::ENODATA), (0x4006, libc::EIO), (0x020, libc::EROFS)] {
         let (read, write) = answer(code);
         let is_read = matches!(&read, DeviceError::Read { source, .. } if source.0 == errno);
         let is_write = matches!(&write, DeviceError::Write { source, .. } if source.0 == errno);
@@ -360,6 +360,24 @@ fn an_unreadable_block_is_an_error_of_the_medium() {
 }
 
 #[test]
+fn requests_outlast_a_command_that_the_controller_has_aborted() {
+    let (model, drive) = drive("4096+16:64b", 0);
+    let data = content(1, 3);
+    let abort = || model.state.lock().answer = Some(0x007);
+    abort();
+    write(&drive, 5, &data, &guarded(drive.format(), &data, BIRTH)).unwrap();
+    abort();
+    drive.flush().unwrap();
+    abort();
+    assert!(*read(&drive, 5, 3, Expect::Guard { birth: BIRTH }).unwrap() == *data);
+    abort();
+    drive.discard(5, 3).unwrap();
+    let state = model.state.lock();
+    let is_pair = |pair: &[Fields]| pair[0] == pair[1];
+    assert!(state.commands.len() == 8 && state.commands.chunks(2).all(is_pair), "NVMERE-R1");
+}
+
+#[test]
 fn guards_of_other_blocks_than_those_written_contradict_the_request() {
     let (model, drive) = drive("4096+16:64b", 0);
     for guards in [Guards::new(), Guards::from_elem(0, 3)] {
@@ -375,7 +393,7 @@ fn a_drive_that_cannot_deallocate_keeps_its_blocks() {
     model.state.lock().answer = Some(0x4001);
     drive.discard(0, 10).unwrap();
     assert!(!drive.can_discard());
-    model.state.lock().answer = Some(0x006);
+    model.state.lock().answer = Some(0x4006);
     assert!(matches!(drive.discard(0, 10), Err(DeviceError::Discard { .. })));
     model.state.lock().answer = Some(0x280);
     assert!(matches!(
