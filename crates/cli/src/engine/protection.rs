@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use copyhold_device::pi::{Emulated, Format, Header, Tuple};
-use copyhold_device::{DynDevice, FileDevice, OpenMode};
+use copyhold_device::{DynDevice, FileDevice, OpenMode, nvme};
 use copyhold_types::{BLOCK_BYTES, DeviceId, Purpose};
 use serde_json::{Map, Value, json};
 
@@ -19,6 +19,13 @@ const HEADERS: u64 = 2;
 
 /// Both headers, and with `block` its tuples.
 pub(crate) fn protection(pool: &Path, block: Option<u64>) -> Result<Value, Failure> {
+    if nvme::is_namespace(pool) {
+        return Err(Failure::usage(format!(
+            "{} is an NVMe namespace: its drive keeps the format and the tuples, and there is no \
+             header on it to show; `copyhold info` shows the format",
+            pool.display()
+        )));
+    }
     let machine = Machine::start()?;
     let reactor = machine.executors.reactor();
     let file: DynDevice = FileDevice::open(reactor, DeviceId(0), pool, OpenMode::ReadOnly)?;
