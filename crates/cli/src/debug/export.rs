@@ -16,6 +16,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use copyhold_device::nvme;
 use copyhold_rescue::{
     FileKind, Files, Inode, Place, Pool, ROOT_SUBVOLUME, Seekable, Step, Subvolume,
 };
@@ -119,6 +120,14 @@ impl Export {
     }
 
     fn open(&self) -> Result<Pool<Seekable<File>>, Failure> {
+        if let Some(block_device) = nvme::block_node_of(&self.pool) {
+            return Err(Failure::usage(format!(
+                "{} takes commands, and this verb reads files and block devices: name the block \
+                 device of the namespace, {}; blocks that the kernel refuses count as lost",
+                self.pool.display(),
+                block_device.display()
+            )));
+        }
         let wrong = |error| Failure::system(self.pool.display(), &error);
         let file = File::open(&self.pool).map_err(wrong)?;
         if flock(&file, FlockOperation::NonBlockingLockShared).is_err() {
