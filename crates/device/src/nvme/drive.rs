@@ -2,15 +2,15 @@
 //!
 //! Problem.  A command covers few blocks, has a status for all of them, and does not say which one
 //!           is bad. A request covers many, and its error names one.
-//! Idea.     A request is cut into commands of whole blocks. A read that the drive refuses is
-//!           repeated block by block, so the bad one shows; of a write that it refuses the host
-//!           computes the guards again, and names the block whose guard differs.
+//! Idea.     A request is cut into commands of whole blocks. A read that fails by a mismatch or by
+//!           the medium is repeated block by block, so the bad one shows; of a write that the drive
+//!           refuses the host computes the guards again, and names the block whose guard differs.
 //!
 //! NVMECMD-D1  Each command lies in the request and in the limits of the drive (NVMEID-I1) and of
 //!             the kernel (NVMEK-K2), and the commands cover each block of the request once.
 //! NVMECMD-D2  A command has a buffer of metadata exactly where the drive transfers some: without
 //!             it, a drive reads or writes them at address 0 of the machine.
-//! NVMECMD-D3  A read names the first bad block, as one by one would. Of a write that is refused
+//! NVMECMD-D3  A read names the first block that is bad or unreadable, as one by one would. Of a write that is refused
 //!             no block of that command is stored; those of the commands before it are.
 
 use std::ops::Range;
@@ -97,7 +97,7 @@ impl Drive {
         let bytes = data.make_mut();
         for (part, place) in parts(request, self.identity.most_blocks) {
             match self.read_part(part, expect, &mut bytes[place.clone()]) {
-                Err(DeviceError::Integrity { .. }) if part.blocks > 1 => {
+                Err(error) if part.blocks > 1 && is_of_a_block(&error) => {
                     self.read_singly(part, expect, &mut bytes[place])?;
                 }
                 answer => answer?,
@@ -106,8 +106,8 @@ impl Drive {
         Ok(data)
     }
 
-    /// Reads one block after the other, where a command of all has failed: the first bad block
-    /// shows, and none if the damage was on the way.
+    /// Reads one block after the other, where a command of all has failed by a mismatch or by the
+    /// medium: the first bad block shows, and none if the damage was on the way.
     fn read_singly(
         &self,
         request: Request,
@@ -272,6 +272,14 @@ fn errno_of(code: u16) -> i32 {
         0x280 | 0x281 => libc::ENODATA,
         _ => libc::EIO,
     }
+}
+
+/// Whether an error of a read is of one of its blocks, and others may be readable.
+fn is_of_a_block(error: &DeviceError) -> bool {
+    matches!(
+        error,
+        DeviceError::Integrity { .. } | DeviceError::Read { source: IoError(libc::ENODATA), .. }
+    )
 }
 
 /// The error of one block as one of all: the drive does not say which block is bad.

@@ -357,6 +357,12 @@ fn an_unreadable_block_is_an_error_of_the_medium() {
     let error = read(&drive, 5, 1, Expect::Plain).unwrap_err();
     assert!(matches!(error, DeviceError::Read { source: IoError(libc::ENODATA), .. }), "{error}");
     read(&drive, 6, 3, Expect::Plain).unwrap();
+    let error = read(&drive, 0, 40, Expect::Plain).unwrap_err();
+    let is_named = matches!(
+        error,
+        DeviceError::Read { block: 5, blocks: 1, source: IoError(libc::ENODATA), .. }
+    );
+    assert!(is_named, "NVMECMD-D3: {error}");
 }
 
 #[test]
