@@ -14,7 +14,7 @@
 //!             no block of that command is stored; those of the commands before it are.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use copyhold_types::{BLOCK_BYTES, Buf, Bufs};
 
@@ -24,8 +24,12 @@ use super::repeat;
 use crate::pi::{Command, Format, Refusal, Request, Status};
 use crate::{Access, DeviceError, Expect, IoError, Protect};
 
-/// Blocks of 4 KiB that one command deallocates: 1 GiB.
+/// Blocks of 4 KiB that one command deallocates, at first: 1 GiB.
 const DISCARDED_BLOCKS: u64 = 1 << 18;
+/// The status of a command with more blocks than the drive takes.
+const TOO_LONG: u16 = 0x183;
+/// The bits of an answer that are its status.
+const CODE: u16 = 0x7ff;
 
 /// A namespace, and the way to it.
 pub(super) struct Drive {
@@ -34,11 +38,14 @@ pub(super) struct Drive {
     identity: Identity,
     name: String,
     can_discard: AtomicBool,
+    /// Blocks of 4 KiB that one command deallocates. A drive that refuses so many has it halved.
+    discarded_blocks: AtomicU64,
 }
 
 /// The failure of a command: the drive's answer, or the system's.
 enum Failure {
     Refused(Status),
+    TooLong,
     Failed(IoError),
 }
 
@@ -73,7 +80,9 @@ impl Drive {
         let mut identity = Identity::parse(&pages).map_err(|problem| unusable(name, problem))?;
         identity.limit_blocks(most_blocks);
         let can_discard = AtomicBool::new(identity.can_discard);
-        Ok(Drive { commands, namespace, identity, name: name.into(), can_discard })
+        let discarded_blocks = AtomicU64::new(DISCARDED_BLOCKS);
+        let name = name.into();
+        Ok(Drive { commands, namespace, identity, name, can_discard, discarded_blocks })
     }
 
     pub(super) fn identity(&self) -> &Identity {
@@ -186,27 +195,37 @@ impl Drive {
     }
 
     pub(super) fn discard(&self, block: u64, blocks: u64) -> Result<(), DeviceError> {
-        let per_block = self.format().parts() as u64;
         let end = block + blocks;
-        for first in (block..end).step_by(DISCARDED_BLOCKS as usize) {
-            let count = DISCARDED_BLOCKS.min(end - first) * per_block;
-            let range = deallocated_range(first * per_block, count as u32);
-            let transfer = Transfer::ToDrive { data: &range, metadata: &[] };
-            let done = self.execute(&Fields::deallocate(self.namespace), transfer);
-            match done.map_err(|failure| failure.io_error()) {
-                Ok(()) => {}
-                Err(IoError(libc::EOPNOTSUPP)) => {
-                    // Then the blocks just stay as they are.
-                    self.can_discard.store(false, Relaxed);
-                    return Ok(());
+        let mut first = block;
+        while first < end {
+            let count = self.discarded_blocks.load(Relaxed).min(end - first);
+            let source = match self.discard_part(first, count) {
+                Ok(()) => {
+                    first += count;
+                    continue;
                 }
-                Err(source) => {
-                    let name = self.name();
-                    return Err(DeviceError::Discard { name, block, blocks, source });
+                Err(Failure::TooLong) if count > 1 => {
+                    self.discarded_blocks.fetch_min(count / 2, Relaxed);
+                    continue;
                 }
+                Err(failure) => failure.io_error(),
+            };
+            if source == IoError(libc::EOPNOTSUPP) {
+                // Then the blocks just stay as they are.
+                self.can_discard.store(false, Relaxed);
+                return Ok(());
             }
+            return Err(DeviceError::Discard { name: self.name(), block, blocks, source });
         }
         Ok(())
+    }
+
+    /// Deallocates by one command.
+    fn discard_part(&self, block: u64, blocks: u64) -> Result<(), Failure> {
+        let per_block = self.format().parts() as u64;
+        let range = deallocated_range(block * per_block, (blocks * per_block) as u32);
+        let transfer = Transfer::ToDrive { data: &range, metadata: &[] };
+        self.execute(&Fields::deallocate(self.namespace), transfer)
     }
 
     /// The drive's blocks of a part.
@@ -225,6 +244,7 @@ impl Drive {
     fn execute(&self, fields: &Fields, transfer: Transfer<'_>) -> Result<(), Failure> {
         match repeat::execute(&*self.commands, Queue::Io, fields, transfer) {
             Ok(0) => Ok(()),
+            Ok(code) if code & CODE == TOO_LONG => Err(Failure::TooLong),
             Ok(code) => Err(match Status::of_code(code) {
                 Some(status) => Failure::Refused(status),
                 None => Failure::Failed(IoError(errno_of(code))),
@@ -239,7 +259,7 @@ impl Drive {
                 let error = part.refused(&self.name, self.format(), Refusal { status, nth: 0 });
                 return of_all(error, part);
             }
-            Failure::Failed(source) => source,
+            Failure::TooLong | Failure::Failed(_) => failure.io_error(),
         };
         if part.access == Access::Write && source == IoError(libc::ENOSPC) {
             let Request { block, blocks, why, .. } = part;
@@ -254,6 +274,7 @@ impl Failure {
     fn io_error(&self) -> IoError {
         match self {
             Failure::Refused(status) => IoError(errno_of(status.code())),
+            Failure::TooLong => IoError(errno_of(TOO_LONG)),
             Failure::Failed(source) => *source,
         }
     }
@@ -265,7 +286,7 @@ pub(super) fn unusable(name: &str, problem: IdentifyProblem) -> DeviceError {
 
 /// The errno of a status that says nothing of protection, as the kernel has it.
 fn errno_of(code: u16) -> i32 {
-    match code & 0x7ff {
+    match code & CODE {
         0x001 => libc::EOPNOTSUPP,    // invalid opcode
         0x020 | 0x182 => libc::EROFS, // write protected, read-only range
         0x081 => libc::ENOSPC,        // capacity exceeded

@@ -13,6 +13,7 @@ use crate::pi::{Checks, Command, Format, Refusal, Status, Tags};
 
 const INVALID_OPCODE: u16 = 0x001;
 const BEHIND_THE_END: u16 = 0x080;
+const TOO_LONG: u16 = 0x183;
 const DO_NOT_RETRY: u16 = 0x4000;
 
 pub(super) struct Model {
@@ -30,6 +31,8 @@ pub(super) struct State {
     pub(super) unreadable: BTreeSet<u64>,
     /// Blocks of the drive that are refused as deallocated.
     pub(super) deallocated: BTreeSet<u64>,
+    /// Blocks of the drive in one range to deallocate, at most.
+    pub(super) most_deallocated: usize,
     /// Commands so far, but those of Identify.
     pub(super) commands: Vec<Fields>,
     /// The answer to the next command.
@@ -46,6 +49,7 @@ impl Model {
             metadata: vec![0xff; blocks as usize * format.metadata_bytes()],
             unreadable: BTreeSet::new(),
             deallocated: BTreeSet::new(),
+            most_deallocated: usize::MAX,
             commands: Vec::new(),
             answer: None,
         };
@@ -134,6 +138,9 @@ impl Model {
         let Transfer::ToDrive { data, .. } = transfer else { return Status::InvalidField.code() };
         let blocks = u32::from_le_bytes(data[4..8].try_into().unwrap()) as usize;
         let first = u64::from_le_bytes(data[8..16].try_into().unwrap()) as usize;
+        if blocks > state.most_deallocated {
+            return TOO_LONG | DO_NOT_RETRY;
+        }
         let (data, metadata) = (self.format.data_bytes(), self.format.metadata_bytes());
         state.data[first * data..(first + blocks) * data].fill(0);
         state.metadata[first * metadata..(first + blocks) * metadata].fill(0xff);

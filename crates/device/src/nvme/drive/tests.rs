@@ -409,6 +409,31 @@ fn a_drive_that_cannot_deallocate_keeps_its_blocks() {
 }
 
 #[test]
+fn a_discard_is_cut_to_the_size_that_the_drive_takes() {
+    let (model, drive) = drive("512+8:16b", 0);
+    write(&drive, 0, &content(1, BLOCKS as usize), &Protect::Plain).unwrap();
+    // Two and a half blocks of 4 KiB.
+    model.state.lock().most_deallocated = 20;
+    let is_zero = |block: usize| {
+        let data = &model.state.lock().data;
+        data[block * BLOCK_BYTES..][..BLOCK_BYTES].iter().all(|byte| *byte == 0)
+    };
+    drive.discard(3, 30).unwrap();
+    for block in 0..BLOCKS as usize {
+        assert_eq!(is_zero(block), (3..33).contains(&block), "{block}");
+    }
+    // The drive's limit is known now.
+    model.state.lock().commands.clear();
+    drive.discard(33, 4).unwrap();
+    assert!(model.state.lock().commands.len() <= 4);
+    model.state.lock().most_deallocated = 7;
+    assert!(matches!(
+        drive.discard(0, 4),
+        Err(DeviceError::Discard { block: 0, blocks: 4, source: IoError(libc::EIO), .. })
+    ));
+}
+
+#[test]
 fn a_drive_that_lies_is_not_opened() {
     let format: Format = "4096+16:64b".parse().unwrap();
     let mut model = Model::new(format, BLOCKS, 0);
