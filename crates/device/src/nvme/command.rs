@@ -43,8 +43,8 @@ pub(super) enum Transfer<'b> {
 pub(super) trait Commands: Send + Sync {
     /// Carries out one command once, and waits for its end: its status code type and status code,
     /// as in `SCT << 8 | SC` (the bits above are hints, such as Do Not Retry), or 0. An error if
-    /// the drive has not answered. After EINTR, which is a reset of the controller, the command may
-    /// have been carried out.
+    /// the drive has not answered. After EINTR, which is a reset of the controller, the command
+    /// may have been carried out.
     fn execute(&self, queue: Queue, fields: &Fields, transfer: Transfer<'_>) -> io::Result<u16>;
 
     /// Waits before a command is repeated.

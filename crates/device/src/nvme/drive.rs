@@ -2,16 +2,18 @@
 //!
 //! Problem.  A command covers few blocks, has a status for all of them, and does not say which one
 //!           is bad. A request covers many, and its error names one.
-//! Idea.     A request is cut into commands of whole blocks. A read that fails by a mismatch or by
-//!           the medium is repeated block by block, so the bad one shows; of a write that the drive
-//!           refuses the host computes the guards again, and names the block whose guard differs.
+//! Idea.     A request is cut into commands of whole blocks. A read that fails by a mismatch or
+//!           by the medium is repeated block by block, so the bad one shows; of a write that the
+//!           drive refuses the host computes the guards again, and names the block whose guard
+//!           differs.
 //!
 //! NVMECMD-D1  Each command lies in the request and in the limits of the drive (NVMEID-I1) and of
 //!             the kernel (NVMEK-K2), and the commands cover each block of the request once.
 //! NVMECMD-D2  A command has a buffer of metadata exactly where the drive transfers some: without
 //!             it, a drive reads or writes them at address 0 of the machine.
-//! NVMECMD-D3  A read names the first block that is bad or unreadable, as one by one would. Of a write that is refused
-//!             no block of that command is stored; those of the commands before it are.
+//! NVMECMD-D3  A read names the first block that is bad or unreadable, as one by one would. Of a
+//!             write that is refused no block of that command is stored; those of the commands
+//!             before it are.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

@@ -3,14 +3,14 @@
 //! Problem.  A missing node in `/dev` does not mean that a namespace has no block device: then a
 //!           filesystem may be mounted on it, or be mounted later, beside this device. And the
 //!           kernel refuses commands that the drive would take, if they have too many bytes.
-//! Idea.     sysfs decides. If it lists a block device that can be opened, there must be a node with
-//!           its number, to be locked. The queue of the block device has the kernel's limits, which
-//!           are those of the character device, too.
+//! Idea.     sysfs decides. If it lists a block device that can be opened, there must be a node
+//!           with its number, to be locked. The queue of the block device has the kernel's limits,
+//!           which are those of the character device, too.
 //!
-//! NVMEK-K1  A namespace has no block device only if sysfs lists none, or one that the kernel hides
-//!           because of its format.
-//! NVMEK-K2  A command has no more blocks than the kernel accepts from any memory of the caller. If
-//!           the limit is unknown, it has 128 KiB, which a kernel with an IOMMU allows.
+//! NVMEK-K1  A namespace has no block device only if sysfs lists none, or one that the kernel
+//!           hides because of its format.
+//! NVMEK-K2  A command has no more blocks than the kernel accepts from any memory of the caller.
+//!           If the limit is unknown, it has 128 KiB at most, which a kernel with an IOMMU allows.
 
 use std::fs::read_to_string;
 use std::io::ErrorKind;

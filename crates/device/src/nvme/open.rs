@@ -20,8 +20,8 @@ pub fn is_namespace(path: &Path) -> bool {
     block_device_of(path).is_some()
 }
 
-/// The node of the kernel's block device of the namespace, if `path` is its character device. There
-/// may be no such node.
+/// The path of the kernel's block device of the namespace, if `path` is its character device. It
+/// may not exist.
 pub fn block_node_of(path: &Path) -> Option<PathBuf> {
     Some(Path::new(DEV).join(block_device_of(path)?))
 }
@@ -70,8 +70,8 @@ fn open_failed(name: &str, error: std::io::Error) -> DeviceError {
     DeviceError::Open { name: name.into(), source: crate::file::io_error(&error) }
 }
 
-/// The kernel's block device of the same namespace, locked as the node is, so that a pool on it is
-/// refused. A writer claims it, too, so that it is not mounted.
+/// The kernel's block device of the same namespace, locked as the node is, so that a pool on it
+/// is refused. A writer claims it, too, so that it is not mounted.
 fn open_block_device(
     block_device: &Path,
     path: &Path,

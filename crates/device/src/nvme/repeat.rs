@@ -6,9 +6,9 @@
 //! Idea.     The drive says which commands are useless to repeat (Do Not Retry). All others are
 //!           repeated as the kernel does for its own, with a pause.
 //!
-//! NVMERE-R1  A command is repeated only if that has no other effect than once: its request has not
-//!            ended, so no later request of its blocks was made, and the bytes are the same. (A
-//!            network that delivers the first one later still is a danger to the block device, too.)
+//! NVMERE-R1  A command that is repeated has the same effect as once: its request has not ended,
+//!            so no later request of its blocks was made, and the bytes are the same. (A network
+//!            that delivers the first one later still is a danger to the block device, too.)
 //! NVMERE-R2  A mismatch and an error of the medium are answers, and are not repeated here.
 //! NVMERE-R3  The number of repetitions has a limit. Behind it the last answer counts, and EINTR
 //!            is EIO: no signal has interrupted the engine's call.
