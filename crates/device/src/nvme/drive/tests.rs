@@ -418,14 +418,17 @@ fn a_discard_is_cut_to_the_size_that_the_drive_takes() {
         let data = &model.state.lock().data;
         data[block * BLOCK_BYTES..][..BLOCK_BYTES].iter().all(|byte| *byte == 0)
     };
+    model.state.lock().commands.clear();
     drive.discard(3, 30).unwrap();
+    // Commands of 30, 15, 7 and 3 blocks are refused, and then each has one.
+    assert_eq!(model.state.lock().commands.len(), 34);
     for block in 0..BLOCKS as usize {
         assert_eq!(is_zero(block), (3..33).contains(&block), "{block}");
     }
     // The drive's limit is known now.
     model.state.lock().commands.clear();
     drive.discard(33, 4).unwrap();
-    assert!(model.state.lock().commands.len() <= 4);
+    assert_eq!(model.state.lock().commands.len(), 4);
     model.state.lock().most_deallocated = 7;
     assert!(matches!(
         drive.discard(0, 4),
