@@ -173,7 +173,6 @@ mod tests {
             "subvolume delete",
             "subvolume snapshot /m/a",
             "subvolume sync /m alice",
-            "property set /m/a ro maybe",
             "property set /m/a color true",
             "qgroup limit lots 0/5 /m",
             "qgroup limit -e --inodes 5 0/5 /m",
