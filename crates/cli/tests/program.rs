@@ -115,7 +115,7 @@ fn pools_that_cannot_be_made_leave_nothing_behind() {
     refused(&["create", name, "--size", "10Q"], 2, "usage", "K, M, G or T");
     refused(&["create", name, "--size", "64K"], 2, "usage", "too small");
     refused(&["create", "/dev/no-such-disk", "--size", "1G"], 1, "not-found", "/dev/no-such-disk");
-    refused(&["create", "/dev/null", "--force"], 2, "usage", "neither");
+    refused(&["create", "/dev/null", "--force"], 2, "usage", "is no regular file, block device or");
     let missing = place.path("missing/pool.img");
     refused(&["create", text(&missing), "--size", "64M"], 1, "not-found", "missing/pool.img");
     assert!(!pool.exists());
