@@ -167,7 +167,7 @@ impl Sent {
         }
         match self.changed_blocks() {
             blocks if blocks.is_empty() => error.into(),
-            blocks => PoolError::MemoryChanged { blocks, error },
+            blocks => PoolError::MemoryChanged { blocks, error: Box::new(error) },
         }
     }
 

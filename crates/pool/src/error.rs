@@ -30,7 +30,7 @@ pub enum PoolError {
     MemoryChanged {
         blocks: Box<[u32]>,
         #[source]
-        error: DeviceError,
+        error: Box<DeviceError>,
     },
     #[error("{what} is damaged: {why}")]
     Damaged { what: String, why: String },
