@@ -128,8 +128,7 @@ impl DeviceError {
     ) -> DeviceError {
         match source {
             IoError(libc::EILSEQ) => {
-                let (access, kind, by) = (Access::Read, Kind::Unknown, Verifier::Device);
-                DeviceError::Integrity { name, block, blocks, why, access, kind, by }
+                DeviceError::unexplained(name, (block, blocks), why, Access::Read)
             }
             source => DeviceError::Read { name, block, blocks, why, source },
         }
@@ -144,11 +143,21 @@ impl DeviceError {
     ) -> DeviceError {
         match source {
             IoError(libc::EILSEQ) => {
-                let (access, kind, by) = (Access::Write, Kind::Unknown, Verifier::Device);
-                DeviceError::Integrity { name, block, blocks, why, access, kind, by }
+                DeviceError::unexplained(name, (block, blocks), why, Access::Write)
             }
             source => DeviceError::Write { name, block, blocks, why, source },
         }
+    }
+
+    /// A mismatch of which the system does not say the kind.
+    fn unexplained(
+        name: String,
+        (block, blocks): (u64, u32),
+        why: Purpose,
+        access: Access,
+    ) -> DeviceError {
+        let (kind, by) = (Kind::Unknown, Verifier::Device);
+        DeviceError::Integrity { name, block, blocks, why, access, kind, by }
     }
 
     /// Whether the host had no space left for a sparse pool file (rule R32).

@@ -116,7 +116,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 43] = [
+    pub const ALL: [Sabotage; 44] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -131,6 +131,7 @@ impl Sabotage {
         Sabotage::ReissueIds,
         Sabotage::NoFlushBeforeGuard,
         Sabotage::NoBirth,
+        Sabotage::ChangeMemory,
         Sabotage::AcceptEscape,
         Sabotage::TrustSecondFlush,
         Sabotage::ErrorIsTorn,
