@@ -16,6 +16,7 @@ use copyhold_harness::Interrupt;
 use crate::clients::Clients;
 use crate::error::BenchError;
 use crate::job::{Job, on_fresh};
+use crate::places::BLOCK;
 use crate::random_overwrite::{RandomOverwrite, Variant};
 use crate::sample::{Sample, compared};
 use crate::size;
@@ -92,8 +93,11 @@ impl Job for Integrity {
         "integrity"
     }
 
+    /// With all that is overwritten: btrfs frees it at its next commit only, and commits early if
+    /// there is no room for it.
     fn data_bytes(&self) -> u64 {
-        self.size
+        let blocks = self.size / BLOCK as u64;
+        self.size + self.ops.unwrap_or(blocks) * BLOCK as u64
     }
 
     fn round(
