@@ -48,7 +48,7 @@ pub(crate) struct Integrity {
     pi: String,
 }
 
-/// The place of the checksums.
+/// The checksum mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Way {
     /// In the items of extents

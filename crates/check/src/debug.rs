@@ -107,7 +107,7 @@ fn label_view(label: &Label) -> LabelView {
         metaslab_blocks: label.metaslab_blocks,
         node_bytes: label.node_bytes,
         partition_leaves: label.partition_leaves,
-        protection: label.protection.map(|needed| needed.format),
+        protection: label.namespace.map(|needed| needed.format),
     }
 }
 

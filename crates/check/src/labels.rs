@@ -88,8 +88,8 @@ pub(crate) fn check_labels(device: &str, areas: &[Area; 2], report: &mut Draft) 
 
 /// The end whose label the power cut left while the features of the pool changed.
 fn out_of_date(start: &Label, end: &Label) -> Option<End> {
-    let Label { generation, features, protection, .. } = *end;
-    let changed = Label { generation, features, protection, ..start.clone() };
+    let Label { generation, features, namespace, .. } = *end;
+    let changed = Label { generation, features, namespace, ..start.clone() };
     if start.generation == end.generation || changed != *end {
         return None;
     }

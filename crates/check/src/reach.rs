@@ -188,7 +188,7 @@ mod tests {
             devices: 1,
             generation: 1,
             features: Features::default(),
-            protection: None,
+            namespace: None,
             created: Timestamp::default(),
             blocks: 1000,
             log: [64, 872],

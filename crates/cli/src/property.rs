@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use copyhold_format::item::Checksums;
+use copyhold_format::item::ChecksumMode;
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 use rustix::io::Errno;
 use serde_json::json;
@@ -17,7 +17,7 @@ use crate::report::Report;
 use copyhold_serve::control::CHECKSUM;
 use copyhold_serve::wire::{Question, Refusal, Subvolume};
 
-/// Show or set whether a subvolume is read-only, and where files have their checksums
+/// Show or set whether a subvolume is read-only, and the checksum mode of files
 #[derive(Debug, clap::Args)]
 pub(crate) struct Verb {
     #[command(subcommand)]
@@ -47,8 +47,8 @@ struct Get {
 /// With `ro true` no user can change the subvolume, not even root. Files that are open for writing
 /// refuse writes from then on.
 ///
-/// `checksum` is where a file has the checksums of data that is written from now on; a new file or
-/// directory takes it from its directory. `item`: in the pool's tables, on any device. `guard`:
+/// `checksum` is the checksum mode of data that is written from now on; a new file or directory takes
+/// it from its directory. `item`: the checksums are in the pool's tables, on any device. `guard`:
 /// beside each block, made by the host; the device verifies them at the write and at the read, and
 /// the host again at the read. `offload`: made and verified by the device alone. `none`: nowhere; a
 /// read returns damaged data without an error. On a device without protection information `guard`
@@ -78,7 +78,7 @@ struct List {
 enum Property {
     /// Whether a subvolume is read-only
     Ro,
-    /// Where new data of a file has its checksums
+    /// The checksum mode of new data of a file
     Checksum,
 }
 
@@ -90,23 +90,21 @@ impl Verb {
                 report.show(&json!({ "ro": readonly }), || format!("ro={readonly}\n"))
             }
             What::Get(Get { path, property: Property::Checksum }) => {
-                let place = place_of(&path)?;
-                let text = || format!("checksum={place}\n");
-                report.show(&json!({ "checksum": place.name() }), text)
+                let mode = mode_of(&path)?;
+                let text = || format!("checksum={mode}\n");
+                report.show(&json!({ "checksum": mode.name() }), text)
             }
             What::Set(Set { path, property: Property::Ro, value }) => set_read_only(&path, &value),
-            What::Set(Set { path, property: Property::Checksum, value }) => {
-                set_place(&path, &value)
-            }
+            What::Set(Set { path, property: Property::Checksum, value }) => set_mode(&path, &value),
             What::List(List { path }) => {
-                let place = place_of(&path)?;
+                let mode = mode_of(&path)?;
                 let readonly = tenants::subvolume(&path).ok().map(|_| is_read_only(&path));
                 let Some(readonly) = readonly.transpose()? else {
-                    let text = || format!("checksum={place}\n");
-                    return report.show(&json!({ "checksum": place.name() }), text);
+                    let text = || format!("checksum={mode}\n");
+                    return report.show(&json!({ "checksum": mode.name() }), text);
                 };
-                let all = json!({ "ro": readonly, "checksum": place.name() });
-                report.show(&all, || format!("ro={readonly}\nchecksum={place}\n"))
+                let all = json!({ "ro": readonly, "checksum": mode.name() });
+                report.show(&all, || format!("ro={readonly}\nchecksum={mode}\n"))
             }
         }
     }
@@ -128,7 +126,7 @@ fn set_read_only(path: &Path, value: &str) -> Result<(), Failure> {
     control.change(|| Ok(Question::SetReadOnly { on }))
 }
 
-fn place_of(path: &Path) -> Result<Checksums, Failure> {
+fn mode_of(path: &Path) -> Result<ChecksumMode, Failure> {
     mount_table::holding(path)?;
     let mut name = [0; 16];
     let len = getxattr(path, CHECKSUM, &mut name[..]).map_err(|errno| failed(path, errno))?;
@@ -136,11 +134,11 @@ fn place_of(path: &Path) -> Result<Checksums, Failure> {
     found.ok_or_else(|| failed(path, Errno::INVAL))
 }
 
-fn set_place(path: &Path, value: &str) -> Result<(), Failure> {
-    let place: Checksums =
+fn set_mode(path: &Path, value: &str) -> Result<(), Failure> {
+    let mode: ChecksumMode =
         value.parse().map_err(|()| invalid(value, "checksum", "item, guard, offload or none"))?;
     mount_table::holding(path)?;
-    let set = setxattr(path, CHECKSUM, place.name().as_bytes(), XattrFlags::empty());
+    let set = setxattr(path, CHECKSUM, mode.name().as_bytes(), XattrFlags::empty());
     set.map_err(|errno| failed(path, errno))
 }
 
@@ -155,7 +153,7 @@ fn failed(path: &Path, errno: Errno) -> Failure {
         Errno::PERM => Failure::refused(Refusal::new(
             "EPERM",
             format!(
-                "{place}: only its owner or root sets its checksums, and not while it is immutable \
+                "{place}: only its owner or root sets its checksum mode, and not while it is immutable \
                  or append-only (lsattr)"
             ),
         )),

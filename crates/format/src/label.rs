@@ -51,9 +51,9 @@ impl Features {
     pub const FRAGMENTS: u64 = 1 << 0;
     /// Incompat: extents may have their checksums beside their blocks, or none. It is set before
     /// the first file is to have such extents.
-    pub const CHECKSUMS: u64 = 1 << 1;
+    pub const CHECKSUM_MODES: u64 = 1 << 1;
     /// Incompat: blocks may have protection information, and the label names its format
-    /// ([`Label::protection`]). A program that does not know it would use the device without, or
+    /// ([`Label::namespace`]). A program that does not know it would use the device without, or
     /// another one.
     pub const PROTECTED: u64 = 1 << 2;
     /// Ro-compat: groups may have limits of memory. A program that does not know their records
@@ -63,7 +63,7 @@ impl Features {
     pub const KNOWN: Features = Features {
         compat: Features::PREALLOCATED,
         ro_compat: Features::MEMORY_LIMITS,
-        incompat: Features::FRAGMENTS | Features::CHECKSUMS | Features::PROTECTED,
+        incompat: Features::FRAGMENTS | Features::CHECKSUM_MODES | Features::PROTECTED,
     };
 
     pub fn preallocated(&self) -> bool {
@@ -90,9 +90,9 @@ impl Features {
     }
 }
 
-/// The protection information of a device.
+/// The namespace with protection information that a pool needs as its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Protection {
+pub struct NeededNamespace {
     /// Its format, as a namespace has it.
     pub format: [u8; 8],
     /// The identity of the namespace; zeros, if it has none.
@@ -126,7 +126,7 @@ pub struct Label {
     /// The administrator's name for the pool; may be empty.
     pub name: String,
     /// That of the device when the pool began to use it ([`Features::PROTECTED`]).
-    pub protection: Option<Protection>,
+    pub namespace: Option<NeededNamespace>,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -175,8 +175,8 @@ impl Label {
         assert!(self.name.len() <= NAME_MAX, "names of pools are limited before they get here");
         let mut name = [0; NAME_MAX];
         name[..self.name.len()].copy_from_slice(self.name.as_bytes());
-        let protection =
-            self.protection.unwrap_or(Protection { format: [0; 8], identity: [0; 16] });
+        let namespace =
+            self.namespace.unwrap_or(NeededNamespace { format: [0; 8], identity: [0; 16] });
         let disk = LabelDisk {
             magic: MAGIC,
             version: VERSION.into(),
@@ -199,8 +199,8 @@ impl Label {
             partition_leaves: self.partition_leaves.into(),
             name_len: (self.name.len() as u32).into(),
             name,
-            format: protection.format,
-            identity: protection.identity,
+            format: namespace.format,
+            identity: namespace.identity,
         };
         let mut block = vec![0; BLOCK_BYTES];
         block[..size_of::<LabelDisk>()].copy_from_slice(disk.as_bytes());
@@ -256,8 +256,8 @@ impl Label {
             node_bytes: disk.node_bytes.get(),
             partition_leaves: disk.partition_leaves.get(),
             name: name.ok_or(bad("name length", disk.name_len.get().into()))?,
-            protection: (disk.incompat.get() & Features::PROTECTED != 0)
-                .then_some(Protection { format: disk.format, identity: disk.identity }),
+            namespace: (disk.incompat.get() & Features::PROTECTED != 0)
+                .then_some(NeededNamespace { format: disk.format, identity: disk.identity }),
         })
     }
 
@@ -296,11 +296,11 @@ impl Label {
         Ok(())
     }
 
-    /// With this protection of its device, and the feature that says so.
-    pub fn protected(self, protection: Protection) -> Label {
+    /// Of a pool that needs this namespace, and with the feature that says so.
+    pub fn needing(self, namespace: NeededNamespace) -> Label {
         let incompat = self.features.incompat | Features::PROTECTED;
         let features = Features { incompat, ..self.features };
-        Label { features, protection: Some(protection), ..self }
+        Label { features, namespace: Some(namespace), ..self }
     }
 
     /// First blocks of the two label areas of a device of `blocks` blocks.
@@ -333,7 +333,7 @@ mod tests {
             node_bytes: 32 << 10,
             partition_leaves: 256,
             name: "pool".into(),
-            protection: None,
+            namespace: None,
         }
     }
 
@@ -343,12 +343,12 @@ mod tests {
     }
 
     #[test]
-    fn a_label_names_the_protection_of_its_device_if_it_needs_it() {
-        let protection = Protection { format: [8, 7, 6, 5, 4, 3, 2, 1], identity: [9; 16] };
-        let protected = label().protected(protection);
-        let found = Label::parse(&protected.encode()).unwrap();
-        assert_eq!((found.protection, &found), (Some(protection), &protected));
-        let unused = Label { features: Features::default(), ..protected };
+    fn a_label_names_the_namespace_that_its_pool_needs() {
+        let namespace = NeededNamespace { format: [8, 7, 6, 5, 4, 3, 2, 1], identity: [9; 16] };
+        let needing = label().needing(namespace);
+        let found = Label::parse(&needing.encode()).unwrap();
+        assert_eq!((found.namespace, &found), (Some(namespace), &needing));
+        let unused = Label { features: Features::default(), ..needing };
         assert_eq!(Label::parse(&unused.encode()).unwrap(), label());
     }
 

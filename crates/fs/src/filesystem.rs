@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use copyhold_format::FormatError;
 use copyhold_format::item::{
-    self, Checksums, EPOCH, EpochItem, HashKey, InodeFlags, InodeItem, ParentDirectory, SUBVOL,
+    self, ChecksumMode, EPOCH, EpochItem, HashKey, InodeFlags, InodeItem, ParentDirectory, SUBVOL,
     SubvolItem,
 };
 use copyhold_pool::{Credit, IdSpace, Pool, Tier, Transaction, Value};
@@ -453,7 +453,7 @@ pub(crate) fn new_item(mode: u32, owner: &Caller, now: Timestamp) -> InodeItem {
         generation: 0,
         parent: InodeNo(0),
         xattrs: 0,
-        checksums: Checksums::Item,
+        checksum_mode: ChecksumMode::Item,
     }
 }
 

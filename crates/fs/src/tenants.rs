@@ -371,9 +371,9 @@ impl SubvolumeCalls<'_> {
         let numbers = fs.volumes.numbers(None).await?;
         let now = fs.now();
         let root = new_item(FileKind::Directory.mode_bits() | (0o777 & !caller.umask), caller, now);
-        let checksums = dir.state().item.checksums;
+        let checksum_mode = dir.state().item.checksum_mode;
         let parent = InodeNo::ROOT;
-        let root = copyhold_format::item::InodeItem { nlink: 2, parent, checksums, ..root };
+        let root = copyhold_format::item::InodeItem { nlink: 2, parent, checksum_mode, ..root };
         let mut entry = hold_entry(fs, &dir.subvol, &bucket, name).await?;
         let credit = self.life_credit(Tier::Write, &bucket, name).await?;
 

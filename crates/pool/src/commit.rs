@@ -17,7 +17,7 @@ use copyhold_format::log::Batch;
 use copyhold_runtime::{Finishing, finishing};
 use copyhold_types::{Purpose, Txg};
 
-use crate::births::Protection;
+use crate::births::BlockMode;
 use crate::group::{Lead, Turn};
 use crate::journal::{Closing, PlacedBatch, full};
 use crate::open_txg::{FullPiece, Gathered};
@@ -164,11 +164,11 @@ impl Pool {
         // Mostly there is one, which needs no list of futures.
         if writes.len() <= 1 {
             let Some((run, data)) = writes.pop() else { return Ok(()) };
-            return self.write(run, data, Purpose::Data, Protection::PLAIN).await;
+            return self.write(run, data, Purpose::Data, BlockMode::PLAIN).await;
         }
         let writes = writes
             .into_iter()
-            .map(|(run, data)| self.write(run, data, Purpose::Data, Protection::PLAIN));
+            .map(|(run, data)| self.write(run, data, Purpose::Data, BlockMode::PLAIN));
         futures_util::future::join_all(writes).await.into_iter().collect()
     }
 

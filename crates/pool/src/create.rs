@@ -48,8 +48,8 @@ pub(crate) async fn create(
         created: rt.wall_clock(),
         ..layout(geometry.name, geometry.blocks, options)?
     };
-    if let Some(protection) = protection::of(device) {
-        label = label.protected(protection);
+    if let Some(needed) = protection::of(device) {
+        label = label.needing(needed);
     }
     for start in label.log {
         write_zeros(device, start, label.log_blocks).await?;
@@ -114,7 +114,7 @@ fn layout(name: String, has: u64, options: &CreateOptions) -> Result<Label, Pool
         node_bytes: options.node_bytes.unwrap_or(NODE_BYTES),
         partition_leaves: options.partition_leaves.unwrap_or(PARTITION_LEAVES),
         name: options.name.clone(),
-        protection: None,
+        namespace: None,
     };
     label.check().map_err(PoolError::Layout)?;
     Ok(label)

@@ -10,7 +10,8 @@ use crate::attached::{self, Attached, Found};
 use crate::balance::Balance;
 use crate::births::Births;
 use crate::copies::Copied;
-use crate::verified::{Expect, Problem, Reader};
+use crate::guards::ChangedMemory;
+use crate::verified::{Condition, Problem, Reader};
 
 /// A reader waits for so many fetches of others (CLEAN-D4).
 const WAITS: usize = 4;
@@ -18,13 +19,20 @@ const WAITS: usize = 4;
 pub(crate) struct DataStore {
     pub(crate) attached: Attached,
     pub(crate) births: Births,
+    pub(crate) changed_memory: ChangedMemory,
     reader: Arc<Reader>,
     balance: Arc<Balance>,
 }
 
 impl DataStore {
     pub(crate) fn new(reader: Arc<Reader>, balance: Arc<Balance>) -> DataStore {
-        DataStore { attached: Attached::default(), births: Births::default(), reader, balance }
+        DataStore {
+            attached: Attached::default(),
+            births: Births::default(),
+            changed_memory: ChangedMemory::default(),
+            reader,
+            balance,
+        }
     }
 
     /// The content of a run. `keep`: blocks with checksums are kept in memory for this owner, and
@@ -32,7 +40,7 @@ impl DataStore {
     pub(crate) async fn read(
         &self,
         run: Run,
-        expect: Expect<'_>,
+        condition: Condition<'_>,
         why: Purpose,
         keep: Option<&MemoryOwner>,
         from_device: bool,
@@ -41,10 +49,10 @@ impl DataStore {
         let copy = Copied::Whole(run);
         if !attached.is_empty() && attached::is_all(&attached, run.blocks) {
             let content = attached::join(attached, run.blocks);
-            return expect.judge(&content, &copy).map(|()| content);
+            return condition.judge(&content, &copy).map(|()| content);
         }
         let clean = self.reader.devices().clean();
-        if let (Some(owner), Expect::Sums(sums)) = (keep, expect)
+        if let (Some(owner), Condition::Sums(sums)) = (keep, condition)
             && attached.is_empty()
             && clean.is_on()
         {
@@ -53,7 +61,7 @@ impl DataStore {
                 None => Box::pin(self.fetch(run, sums, why, owner)).await,
             };
         }
-        self.reader.read_beside(&[copy], &attached, expect, why).await
+        self.reader.read_beside(&[copy], &attached, condition, why).await
     }
 
     /// Reads a run from its device, or waits for another reader of it; and keeps it.
@@ -75,7 +83,7 @@ impl DataStore {
             fetch = clean.begin(run, waited < WAITS);
         }
         let copies = [Copied::Whole(run)];
-        let content = self.reader.read(&copies, Expect::Sums(sums), why).await?;
+        let content = self.reader.read(&copies, Condition::Sums(sums), why).await?;
         if let Ok(fetch) = fetch {
             self.balance.data_evicted(fetch.keep(&content, owner));
         }

@@ -6,7 +6,7 @@
 //!   pin  = pool.pin()                              hold while using what was looked up (R3)
 //!   look up:  pool.get / range / last_below        may read nodes, may wait
 //!   space:    reserve(blocks, tier) → claim(…)     before any data is accepted / placed
-//!   data:     pool.write(run, bufs, protection)    completes before the transaction joins (R31)
+//!   data:     pool.write(run, bufs, mode)          completes before the transaction joins (R31)
 //!   credit  = pool.admit(tier, edits, bytes)       log and metadata space; may wait or refuse
 //!   txg     = pool.apply(credit, transaction)      joins last, never waits (R1), all or nothing
 //!   pool.commit(txg)                               waits until that txg is durable (fsync)
@@ -46,6 +46,7 @@ mod flush;
 mod fork;
 mod fragments;
 mod group;
+mod guards;
 mod health;
 mod ids;
 mod join_wait;
@@ -75,7 +76,7 @@ mod units;
 mod verified;
 
 pub use births::{
-    Protection, birth_of, cancel_written, defer_written, leave_trace, protection, spoil_birth,
+    BlockMode, birth_of, block_mode, cancel_written, defer_written, leave_trace, spoil_birth,
 };
 pub use clean::{CleanData, CleanStats};
 pub use config::{CreateOptions, Limits, OpenOptions};
@@ -100,4 +101,4 @@ pub use sabotage::{Sabotage, Scribble, ScribbleFn};
 pub use tenancy::{EDITS_PER_RELEASE, NodeTurnover, RELEASE_EDIT_BYTES, Tenancy, free_node};
 pub use transaction::{Credit, Transaction};
 pub use uberblocks::{newest_uberblock, read_uberblocks};
-pub use verified::{Cause, Expect, Problem};
+pub use verified::{Cause, Condition, Problem};

@@ -15,7 +15,7 @@ use copyhold_types::{BLOCK_BYTES, Buf, EpochId, NodePtr, Purpose};
 use futures_util::future::join_all;
 use std::sync::Arc;
 
-use crate::births::Protection;
+use crate::births::BlockMode;
 use crate::copies::cut;
 use crate::fragments::Pieces;
 use crate::nodes::COPIES;
@@ -149,7 +149,7 @@ impl NodeWriter {
             claim.run(),
             content.into(),
             why,
-            Protection::PLAIN,
+            BlockMode::PLAIN,
         ));
         self.claims.push(claim);
     }

@@ -19,7 +19,7 @@ use crate::balance::{Balance, Bounds};
 use crate::clean::CleanData;
 use crate::copies::{Copies, fragmented, named_by};
 use crate::fragments::Pieces;
-use crate::verified::{Expect, Reader};
+use crate::verified::{Condition, Reader};
 use crate::{Pool, PoolError};
 
 /// Parts of the node cache, each under a lock of its own.
@@ -101,12 +101,12 @@ impl NodeStore {
             false => named_by(&ptr),
             true => fragmented(&self.fragments(&ptr, why).await?),
         };
-        self.read_good(&ptr, copies, Expect::Digest(ptr.digest), why).await
+        self.read_good(&ptr, copies, Condition::Digest(ptr.digest), why).await
     }
 
     /// Where the content of a fragmented node is.
     async fn fragments(&self, ptr: &NodePtr, why: Purpose) -> Result<Vec<Fragment>, PoolError> {
-        let list = self.read_good(ptr, named_by(ptr), Expect::Fragments(ptr), why).await?;
+        let list = self.read_good(ptr, named_by(ptr), Condition::Fragments(ptr), why).await?;
         parse_fragments(&list, ptr).map_err(|error| PoolError::damaged(format!("{ptr:?}"), error))
     }
 
@@ -146,13 +146,13 @@ impl NodeStore {
         &self,
         ptr: &NodePtr,
         mut copies: Copies,
-        expect: Expect<'_>,
+        condition: Condition<'_>,
         why: Purpose,
     ) -> Result<Buf, PoolError> {
         if (ptr.digest.0 as u64).wrapping_add(self.turn) % 2 == 1 {
             copies.reverse();
         }
-        let read = self.reader.read(&copies, expect, why).await;
+        let read = self.reader.read(&copies, condition, why).await;
         read.map_err(|problem| PoolError::damaged(format!("{ptr:?}"), problem))
     }
 }

@@ -96,8 +96,8 @@ impl Pool {
         }
         if !options.read_only {
             label.features = label.features.in_use();
-            if let (None, Some(found)) = (label.protection, protection::of(&device)) {
-                label = label.protected(found);
+            if let (None, Some(found)) = (label.namespace, protection::of(&device)) {
+                label = label.needing(found);
             }
             label.generation += u64::from(label.features != labels.label.features);
         }

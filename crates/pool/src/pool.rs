@@ -15,13 +15,14 @@ use copyhold_types::{Buf, Bufs, Key, Purpose, Run, TableId, Txg};
 use crate::PoolError;
 use crate::Sabotage;
 use crate::admission::Admission;
-use crate::births::{Protection, Sent};
+use crate::births::BlockMode;
 use crate::config::Limits;
 use crate::data::DataStore;
 use crate::devices::Devices;
 use crate::flush::Flusher;
 use crate::fork::Forks;
 use crate::group::Group;
+use crate::guards::GuardedWrite;
 use crate::health::Health;
 use crate::ids::Ids;
 use crate::join_wait::JoinWaits;
@@ -36,7 +37,7 @@ use crate::pins::{Pin, Pins};
 use crate::tables::Tables;
 use crate::tenancy::Tenancy;
 use crate::transaction::{Credit, Transaction};
-use crate::verified::{Expect, Problem};
+use crate::verified::{Condition, Problem};
 
 /// An open pool. Everything takes `&self`; the pool is shared as `Arc<Pool>`.
 pub struct Pool {
@@ -157,12 +158,12 @@ impl Pool {
     pub async fn read(
         &self,
         run: Run,
-        expect: Expect<'_>,
+        condition: Condition<'_>,
         why: Purpose,
         keep: Option<&MemoryOwner>,
     ) -> Result<Buf, Problem> {
         let from_device = self.sabotaged(Sabotage::ReadBeforeWritten);
-        self.data.read(run, expect, why, keep, from_device).await
+        self.data.read(run, condition, why, keep, from_device).await
     }
 
     /// As [`Self::range`], for where nothing may wait.
@@ -219,15 +220,15 @@ impl Pool {
         run: Run,
         data: Bufs,
         why: Purpose,
-        protection: Protection,
+        mode: BlockMode,
     ) -> Result<(), PoolError> {
         if self.sabotaged(Sabotage::JoinBeforeData) {
-            let protect = protection.protect(&self.devices, run, &data);
+            let protect = mode.protect(&self.devices, run, &data);
             let write = self.devices.write(run, data, why, protect);
             self.rt.spawn(Box::pin(async move { drop(write.await) }));
             return Ok(());
         }
-        self.begin_write(run, data, why, protection).await
+        self.begin_write(run, data, why, mode).await
     }
 
     /// As [`Self::write`], begun at the call.
@@ -236,24 +237,24 @@ impl Pool {
         run: Run,
         data: Bufs,
         why: Purpose,
-        protection: Protection,
+        mode: BlockMode,
     ) -> BoxFuture<'static, Result<(), PoolError>> {
         if let Err(stopped) = self.health.check() {
             return Box::pin(std::future::ready(Err(stopped)));
         }
         let health = self.health.clone();
-        let mut protect = protection.protect(&self.devices, run, &data);
+        let mut protect = mode.protect(&self.devices, run, &data);
         if self.sabotaged(Sabotage::ChangeMemory) {
-            self.data.births.sabotage(&mut protect);
+            self.data.changed_memory.change_once(&mut protect);
         }
-        let sent = Sent::of(&self.devices, run, &data, &protect);
+        let guarded = GuardedWrite::of(&self.devices, run, &data, &protect);
         let write = self.devices.write(run, data, why, protect);
         Box::pin(async move {
             let Err(error) = write.await else { return Ok(()) };
             // For a pool that has stopped, the reason is returned rather than the result.
             health.check()?;
-            Err(match sent {
-                Some(sent) => sent.explain(error),
+            Err(match guarded {
+                Some(write) => write.explain(error),
                 None => error.into(),
             })
         })

@@ -15,7 +15,7 @@
 
 use copyhold_device::DynDevice;
 use copyhold_device::pi::{Emulated, Format, FormatError};
-use copyhold_format::label::{Label, Protection};
+use copyhold_format::label::{Label, NeededNamespace};
 
 use crate::PoolError;
 
@@ -53,21 +53,25 @@ pub enum ProtectionProblem {
 }
 
 /// The protection that a label names for a pool on this device.
-pub(crate) fn of(device: &DynDevice) -> Option<Protection> {
+pub(crate) fn of(device: &DynDevice) -> Option<NeededNamespace> {
     let format = device.protection()?.to_bytes();
-    Some(Protection { format, identity: device.identity().unwrap_or_default() })
+    Some(NeededNamespace { format, identity: device.identity().unwrap_or_default() })
 }
 
 /// NEEDS-P1.
 pub(crate) fn check(label: &Label, device: &DynDevice) -> Result<(), PoolError> {
-    let problem = label.protection.and_then(|needed| problem(label, needed, device).err());
+    let problem = label.namespace.and_then(|needed| problem(label, needed, device).err());
     match problem {
         None => Ok(()),
         Some(problem) => Err(PoolError::Protection { name: device.geometry().name, problem }),
     }
 }
 
-fn problem(label: &Label, needed: Protection, device: &DynDevice) -> Result<(), ProtectionProblem> {
+fn problem(
+    label: &Label,
+    needed: NeededNamespace,
+    device: &DynDevice,
+) -> Result<(), ProtectionProblem> {
     let format = Format::of_bytes(needed.format)?;
     let Some(found) = device.protection() else {
         let (wanted, found) =

@@ -26,7 +26,7 @@ use std::ops::Range;
 
 use copyhold_device::pi::Kind;
 use copyhold_device::{self as device, DeviceError};
-use copyhold_format::item::{Checksums, ExtentState};
+use copyhold_format::item::{ChecksumMode, ExtentState};
 use copyhold_format::node::parse_fragments;
 use copyhold_format::{block_checksum, digest};
 use copyhold_runtime::{Rt, finishing};
@@ -35,7 +35,7 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use crate::attached::{self, Found};
-use crate::births::Protection;
+use crate::births::BlockMode;
 use crate::copies::{Copied, Copies, join};
 use crate::devices::Devices;
 use crate::pins::Pins;
@@ -47,7 +47,7 @@ const ATTEMPTS: usize = 3;
 
 /// The condition that content must meet.
 #[derive(Clone, Copy, Debug)]
-pub enum Expect<'a> {
+pub enum Condition<'a> {
     /// Anything: nothing is known of it.
     Nothing,
     /// One digest over all of it.
@@ -62,59 +62,59 @@ pub enum Expect<'a> {
     Offload { birth: u32 },
 }
 
-impl<'a> Expect<'a> {
+impl<'a> Condition<'a> {
     /// The tags that the device is to compare (VERIFY-V5).
     fn on_device(self) -> device::Expect {
         match self {
-            Expect::Guard { birth } => device::Expect::Guard { birth },
-            Expect::Offload { birth } => device::Expect::Offload { birth },
+            Condition::Guard { birth } => device::Expect::Guard { birth },
+            Condition::Offload { birth } => device::Expect::Offload { birth },
             _ => device::Expect::Plain,
         }
     }
 
     /// Of the content of an extent; none without content.
-    pub fn of_extent(state: &'a ExtentState) -> Option<Expect<'a>> {
+    pub fn of_extent(state: &'a ExtentState) -> Option<Condition<'a>> {
         Some(match state {
-            ExtentState::Written(sums) => Expect::Sums(sums),
-            ExtentState::Guarded { birth } => Expect::Guard { birth: *birth },
-            ExtentState::Offloaded { birth } => Expect::Offload { birth: *birth },
-            ExtentState::Unverified => Expect::Nothing,
+            ExtentState::Written(sums) => Condition::Sums(sums),
+            ExtentState::Guarded { birth } => Condition::Guard { birth: *birth },
+            ExtentState::Offloaded { birth } => Condition::Offload { birth: *birth },
+            ExtentState::Unverified => Condition::Nothing,
             ExtentState::Unwritten => return None,
         })
     }
 
-    /// The protection of content that is as expected (VERIFY-V5).
-    fn protection(self) -> Protection {
+    /// The mode of content that meets it (VERIFY-V5).
+    fn mode(self) -> BlockMode {
         match self {
-            Expect::Guard { birth } => Protection { checksums: Checksums::Guard, birth },
-            Expect::Offload { birth } => Protection { checksums: Checksums::Offload, birth },
-            _ => Protection::PLAIN,
+            Condition::Guard { birth } => BlockMode { checksums: ChecksumMode::Guard, birth },
+            Condition::Offload { birth } => BlockMode { checksums: ChecksumMode::Offload, birth },
+            _ => BlockMode::PLAIN,
         }
     }
 
     /// Of block `n` alone, if each block can be verified alone.
-    fn of_block(self, n: usize) -> Option<Expect<'a>> {
+    fn of_block(self, n: usize) -> Option<Condition<'a>> {
         match self {
-            Expect::Sums(sums) => Some(Expect::Sums(&sums[n..=n])),
-            Expect::Guard { .. } | Expect::Offload { .. } => Some(self),
+            Condition::Sums(sums) => Some(Condition::Sums(&sums[n..=n])),
+            Condition::Guard { .. } | Condition::Offload { .. } => Some(self),
             _ => None,
         }
     }
 }
 
-impl Expect<'_> {
+impl Condition<'_> {
     /// Whether content that has its place at `copy` is as expected; else its first bad block.
     pub(crate) fn judge(&self, content: &Buf, copy: &Copied) -> Result<(), Problem> {
         let whole = |why: String| Problem::new(0, Cause::Mismatch(format!("{copy} has {why}")));
         match self {
-            Expect::Nothing | Expect::Guard { .. } | Expect::Offload { .. } => Ok(()),
-            Expect::Digest(wanted) if digest(content) == *wanted => Ok(()),
-            Expect::Digest(_) => Err(whole("another digest".into())),
-            Expect::Fragments(ptr) => match parse_fragments(content, ptr) {
+            Condition::Nothing | Condition::Guard { .. } | Condition::Offload { .. } => Ok(()),
+            Condition::Digest(wanted) if digest(content) == *wanted => Ok(()),
+            Condition::Digest(_) => Err(whole("another digest".into())),
+            Condition::Fragments(ptr) => match parse_fragments(content, ptr) {
                 Ok(_) => Ok(()),
                 Err(error) => Err(whole(format!("no such list: {error}"))),
             },
-            Expect::Sums(sums) => {
+            Condition::Sums(sums) => {
                 let mut blocks = content.chunks(BLOCK_BYTES).zip(*sums).enumerate();
                 blocks.try_for_each(|(n, (block, sum))| match block_checksum(block) {
                     found if found == *sum => Ok(()),
@@ -223,10 +223,10 @@ impl Reader {
     pub(crate) async fn read(
         &self,
         copies: &[Copied],
-        expect: Expect<'_>,
+        condition: Condition<'_>,
         why: Purpose,
     ) -> Result<Buf, Problem> {
-        self.read_beside(copies, &Found::new(), expect, why).await
+        self.read_beside(copies, &Found::new(), condition, why).await
     }
 
     /// As [`Self::read`]; the blocks of `attached` are in memory.
@@ -234,15 +234,15 @@ impl Reader {
         &self,
         copies: &[Copied],
         attached: &Found,
-        expect: Expect<'_>,
+        condition: Condition<'_>,
         why: Purpose,
     ) -> Result<Buf, Problem> {
         let mut bad = Problems::new();
         for copy in copies {
-            match self.read_copy(copy, attached, expect, why).await {
+            match self.read_copy(copy, attached, condition, why).await {
                 Ok(content) => {
                     if !bad.is_empty() {
-                        Box::pin(self.mend(copies, &bad, &content, expect, why)).await;
+                        Box::pin(self.mend(copies, &bad, &content, condition, why)).await;
                     }
                     return Ok(content);
                 }
@@ -251,9 +251,9 @@ impl Reader {
         }
         let has_more = copies.len() > 1 || bad.iter().any(|one| one.unreadable().is_some());
         match copies.first() {
-            Some(Copied::Whole(run)) if has_more && expect.of_block(0).is_some() => {
+            Some(Copied::Whole(run)) if has_more && condition.of_block(0).is_some() => {
                 let blocks = run.blocks as usize;
-                Box::pin(self.read_blocks(copies, attached, expect, blocks, why)).await
+                Box::pin(self.read_blocks(copies, attached, condition, blocks, why)).await
             }
             _ => Err(self.lost(copies, bad)),
         }
@@ -263,12 +263,12 @@ impl Reader {
         &self,
         copy: &Copied,
         attached: &Found,
-        expect: Expect<'_>,
+        condition: Condition<'_>,
         why: Purpose,
     ) -> Result<Buf, Problem> {
         let read = match copy {
             Copied::Whole(run) => {
-                let read = self.devices.read_expecting(*run, why, expect.on_device()).await;
+                let read = self.devices.read_expecting(*run, why, condition.on_device()).await;
                 match read {
                     Err(DeviceError::Integrity { kind: Kind::Escape, .. })
                         if self.accepts_escapes =>
@@ -280,9 +280,9 @@ impl Reader {
             }
             Copied::Fragments(runs) => Box::pin(self.read_fragments(runs, why)).await,
         };
-        let content = read.map_err(|error| unread(copy, expect, error))?;
+        let content = read.map_err(|error| unread(copy, condition, error))?;
         let content = attached::overlay(content, attached);
-        match expect.judge(&content, copy) {
+        match condition.judge(&content, copy) {
             Ok(()) => Ok(content),
             Err(problem) => {
                 if !covers(attached, problem.block as usize) {
@@ -304,23 +304,23 @@ impl Reader {
         &self,
         copies: &[Copied],
         attached: &Found,
-        expect: Expect<'_>,
+        condition: Condition<'_>,
         blocks: usize,
         why: Purpose,
     ) -> Result<Buf, Problem> {
         let mut whole = attached::overlay(Buf::scratch(blocks), attached);
         for n in 0..blocks {
-            let Some(expect) = expect.of_block(n).filter(|_| !covers(attached, n)) else {
+            let Some(condition) = condition.of_block(n).filter(|_| !covers(attached, n)) else {
                 continue;
             };
             let of_block = copies.iter().filter_map(|copy| copy.block(n as u32));
             let of_block: Copies = of_block.map(Copied::Whole).collect();
-            let block = self.read_block(&of_block, expect, why).await;
+            let block = self.read_block(&of_block, condition, why).await;
             let block = block.map_err(|problem| Problem { block: n as u32, ..problem })?;
             whole.make_mut()[bytes(n)].copy_from_slice(&block);
         }
         // The attached blocks, too (VERIFY-V1).
-        expect.judge(&whole, &copies[0])?;
+        condition.judge(&whole, &copies[0])?;
         Ok(whole)
     }
 
@@ -328,14 +328,14 @@ impl Reader {
     async fn read_block(
         &self,
         copies: &[Copied],
-        expect: Expect<'_>,
+        condition: Condition<'_>,
         why: Purpose,
     ) -> Result<Buf, Problem> {
         let mut bad = Problems::new();
         for copy in copies {
-            match self.read_copy(copy, &Found::new(), expect, why).await {
+            match self.read_copy(copy, &Found::new(), condition, why).await {
                 Ok(block) => {
-                    self.mend(copies, &bad, &block, expect, why).await;
+                    self.mend(copies, &bad, &block, condition, why).await;
                     return Ok(block);
                 }
                 Err(problem) => bad.push(problem),
@@ -359,23 +359,23 @@ impl Reader {
         copies: &[Copied],
         bad: &[Problem],
         good: &Buf,
-        expect: Expect<'_>,
+        condition: Condition<'_>,
         why: Purpose,
     ) {
         for (copy, problem) in copies.iter().zip(bad) {
             tracing::warn!("{why:?} at {copy}: {problem}; another copy is good");
             for (run, content) in copy.cut(good) {
-                self.mend_run(run, content, expect, why).await;
+                self.mend_run(run, content, condition, why).await;
             }
         }
     }
 
-    async fn mend_run(&self, run: Run, good: Buf, expect: Expect<'_>, why: Purpose) {
+    async fn mend_run(&self, run: Run, good: Buf, condition: Condition<'_>, why: Purpose) {
         let Some(Repair { rt, pins }) = &self.repair else { return };
         // A pin of its own: the caller, and its pin, may be gone before the device is done.
         let pin = pins.pin_oldest();
         let good: Bufs = good.into();
-        let protect = expect.protection().protect(&self.devices, run, &good);
+        let protect = condition.mode().protect(&self.devices, run, &good);
         let write = self.devices.write(run, good, why, protect);
         let written = finishing(rt, async move { (write.await, pin) });
         let failure = match written.await {
@@ -433,11 +433,11 @@ fn covers(attached: &Found, block: usize) -> bool {
 
 /// The problem of a copy that the device did not return: a tuple that is not as expected is a
 /// mismatch of its block (VERIFY-V5).
-fn unread(copy: &Copied, expect: Expect<'_>, error: DeviceError) -> Problem {
-    match (copy, expect, &error) {
+fn unread(copy: &Copied, condition: Condition<'_>, error: DeviceError) -> Problem {
+    match (copy, condition, &error) {
         (
             Copied::Whole(run),
-            Expect::Guard { .. } | Expect::Offload { .. },
+            Condition::Guard { .. } | Condition::Offload { .. },
             DeviceError::Integrity { block, blocks: 1, .. },
         ) => {
             let nth = block.saturating_sub(run.addr.block()) as u32;

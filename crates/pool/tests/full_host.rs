@@ -14,7 +14,7 @@ use copyhold_device::{
     Counters, Device, DeviceError, DynDevice, Expect, Geometry, IoError, Protect,
 };
 use copyhold_pool::{
-    CreateOptions, LaneClass, OpenOptions, Pool, PoolError, Protection, Tier, Transaction,
+    BlockMode, CreateOptions, LaneClass, OpenOptions, Pool, PoolError, Tier, Transaction,
 };
 use copyhold_runtime::{BoxFuture, Rt, Runtime, SeededRuntime};
 use copyhold_types::{Buf, Bufs, DeviceId, Key, Kind, Purpose, TableId};
@@ -80,7 +80,7 @@ async fn write_data(pool: &Arc<Pool>) -> Result<(), PoolError> {
     let claims = pool.claim(LaneClass::Data, 8, &mut reserved)?;
     for claim in &claims {
         let data = Buf::zeroed(claim.run().blocks as usize).into();
-        pool.write(claim.run(), data, Purpose::Data, Protection::PLAIN).await?;
+        pool.write(claim.run(), data, Purpose::Data, BlockMode::PLAIN).await?;
     }
     Ok(())
 }

@@ -20,8 +20,8 @@ pub(crate) const UBERBLOCKS_KEPT: usize = 3;
 const VERSION: u32 = 2;
 /// A feature: nodes may lie in fragments.
 const FRAGMENTS: u64 = 1 << 0;
-/// Checksums of extents may be beside their blocks, or nowhere.
-const CHECKSUMS: u64 = 1 << 1;
+/// ChecksumMode of extents may be beside their blocks, or nowhere.
+const CHECKSUM_MODES: u64 = 1 << 1;
 /// A feature: the device has protection information beside the blocks, at whose numbers they stay.
 const PROTECTED: u64 = 1 << 2;
 /// Copies of the header of such a device, in its last blocks.
@@ -67,7 +67,7 @@ impl Label {
         bytes.take(16)?;
         let (secret, generation) = (bytes.u64()?, bytes.u64()?);
         bytes.take(16)?; // compat and ro-compat: it is only read
-        let unknown = bytes.u64()? & !(FRAGMENTS | CHECKSUMS | PROTECTED);
+        let unknown = bytes.u64()? & !(FRAGMENTS | CHECKSUM_MODES | PROTECTED);
         demand(unknown == 0, "it uses features that this program does not know")?;
         bytes.take(12)?;
         let leaf_bytes = u64::from(bytes.u32()?);

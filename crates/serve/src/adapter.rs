@@ -14,6 +14,7 @@
 //! before a hole is reported, and `shed` makes the kernel forget inodes, and `prune` names that
 //! do not exist. Tests have a small `kernel` with pages before all of it.
 
+mod checksum_modes;
 mod content;
 mod convert;
 mod forget;
@@ -23,7 +24,6 @@ mod ioctls;
 mod kernel;
 mod operations;
 mod pages;
-mod places;
 mod prune;
 mod rules;
 mod shed;

@@ -15,7 +15,7 @@ pub const INFO: Command = Command::answering(GROUP, 2, 12 << 10);
 /// The attribute whose value is the token of the directory on which it is set: the kernel checks
 /// that the caller's mount permits writes, and the daemon notes that for the token.
 pub const CHECKED: &str = "system.copyhold.checked";
-/// The attribute that is the place of checksums of a file's new extents (`item`, `guard`,
+/// The attribute that is the checksum mode of a file's new extents (`item`, `guard`,
 /// `offload`, `none`). It is not listed.
 pub const CHECKSUM: &str = "system.copyhold.checksum";
 /// A question about tenants.

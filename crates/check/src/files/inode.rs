@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_format::FormatError;
 use copyhold_format::item::{
-    ACCESS_ACL, Acl, Checksums, Content, DEFAULT_ACL, DIRENT, DIRENT_SUBVOL, DirBucket, EXTENT,
+    ACCESS_ACL, Acl, ChecksumMode, Content, DEFAULT_ACL, DIRENT, DIRENT_SUBVOL, DirBucket, EXTENT,
     EXTENT_BLOCKS_MAX, Extent, ExtentState, INLINE, INODE, InodeFlags, InodeItem, SYMLINK, XATTR,
     XATTR_VALUE, XATTR_VALUE_PIECE, XattrBucket, XattrValue, dirent_bucket, inode_key,
     parse_inline, parse_symlink, xattr_bucket, xattr_piece,
@@ -310,7 +310,7 @@ impl Current {
     /// INODE-I4, and the sum of INODE-I2.
     fn check_counts(&mut self, checker: &mut Checker, item: &InodeItem) {
         let file = self.file;
-        let has_places = uses_places(checker);
+        let has_places = uses_modes(checker);
         let mut field = |field, said: u64, found: u64| {
             if said != found {
                 checker.report.add(Problem::Field { file, field, said, found });
@@ -318,9 +318,9 @@ impl Current {
         };
         if !has_places {
             field(
-                "place of checksums",
-                item.checksums.code().into(),
-                Checksums::Item.code().into(),
+                "checksum mode",
+                item.checksum_mode.code().into(),
+                ChecksumMode::Item.code().into(),
             );
         }
         field("number of attributes", item.xattrs.into(), self.attributes);
@@ -382,19 +382,17 @@ impl Current {
     }
 }
 
-/// Whether the label says that checksums may be elsewhere than in items of extents.
-fn uses_places(checker: &Checker) -> bool {
-    features_of(&checker.pool).incompat & Features::CHECKSUMS != 0
+/// Whether the label says that extents may have another checksum mode than the item.
+fn uses_modes(checker: &Checker) -> bool {
+    features_of(&checker.pool).incompat & Features::CHECKSUM_MODES != 0
 }
 
 /// INODE-I6.
 fn checksums_are_wrong(checker: &Checker, content: &ExtentState) -> Option<String> {
-    let place = content.checksums().filter(|place| *place != Checksums::Item)?;
+    let mode = content.checksum_mode().filter(|mode| *mode != ChecksumMode::Item)?;
     let pool = &checker.pool;
-    if !uses_places(checker) {
-        return Some(format!(
-            "its checksums are in place \"{place}\", which the label does not say"
-        ));
+    if !uses_modes(checker) {
+        return Some(format!("its checksum mode is \"{mode}\", which the label does not say"));
     }
     let birth = content.birth()?;
     if pool.device().protection().is_none() {

@@ -48,7 +48,7 @@ pub(crate) fn labels(pool: &Path) -> Result<Value, Failure> {
             "metaslab_blocks": label.metaslab_blocks,
             "node_bytes": label.node_bytes,
             "partition_leaves": label.partition_leaves,
-            "protection": label.protection.map(|needed| match Format::of_bytes(needed.format) {
+            "protection": label.namespace.map(|needed| match Format::of_bytes(needed.format) {
                 Ok(format) => format.to_string(),
                 Err(problem) => problem.to_string(),
             }),

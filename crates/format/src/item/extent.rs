@@ -15,12 +15,12 @@
 //! of a leaf (`node::schema`), so one that hardly varies costs hardly anything.
 //!
 //! Flags: bit 0 unwritten (space without content: no checksums, reads as zero); bits 1 to 3 the
-//! compression, 0 for none; bits 4 and 5 the place of the checksums. Not yet written by any
+//! compression, 0 for none; bits 4 and 5 the checksum mode. Not yet written by any
 //! program, and refused: a compressed extent, whose tail starts with `physical blocks - 1 u8 ·
 //! offset of its first block in the run's content u8 · blocks of the run's content - 1 u8 · 0`,
 //! then the checksums of the physical blocks behind the first (R11).
 //!
-//! EXTENT-B1  An extent has checksums of its own only if its place of checksums is the item (0) and
+//! EXTENT-B1  An extent has checksums of its own only if its checksum mode is item (0) and
 //!            it has content. Otherwise the item ends at 34, and the first checksum is 0.
 //! EXTENT-B2  The birth is the low half of a txg in an extent with guards (1) or with tuples of the
 //!            device (2), and 0 in any other one, also in one without checksums (3).
@@ -28,15 +28,15 @@
 use copyhold_types::{BlockAddr, EpochId, Pointer, Run};
 use smallvec::SmallVec;
 
-use super::checksums::Checksums;
+use super::checksum_mode::ChecksumMode;
 use crate::FormatError;
 use crate::wire::Reader;
 
 const WHAT: &str = "extent item";
 const UNWRITTEN: u8 = 1;
-/// The lower of the two bits of the place of checksums.
-const CHECKSUMS_AT: u32 = 4;
-const CHECKSUMS: u8 = 3 << CHECKSUMS_AT;
+/// The lower of the two bits of the checksum mode.
+const MODE_AT: u32 = 4;
+const MODE: u8 = 3 << MODE_AT;
 
 /// 128 KiB.
 pub const EXTENT_BLOCKS_MAX: u32 = 32;
@@ -67,13 +67,13 @@ impl ExtentState {
         }
     }
 
-    /// The place of the checksums of its content; none without content.
-    pub fn checksums(&self) -> Option<Checksums> {
+    /// The checksum mode of its content; none without content.
+    pub fn checksum_mode(&self) -> Option<ChecksumMode> {
         Some(match self {
-            ExtentState::Written(_) => Checksums::Item,
-            ExtentState::Guarded { .. } => Checksums::Guard,
-            ExtentState::Offloaded { .. } => Checksums::Offload,
-            ExtentState::Unverified => Checksums::None,
+            ExtentState::Written(_) => ChecksumMode::Item,
+            ExtentState::Guarded { .. } => ChecksumMode::Guard,
+            ExtentState::Offloaded { .. } => ChecksumMode::Offload,
+            ExtentState::Unverified => ChecksumMode::None,
             ExtentState::Unwritten => return None,
         })
     }
@@ -87,20 +87,20 @@ impl ExtentState {
     }
 
     fn flags(&self) -> u8 {
-        match self.checksums() {
-            Some(place) => place.code() << CHECKSUMS_AT,
+        match self.checksum_mode() {
+            Some(mode) => mode.code() << MODE_AT,
             None => UNWRITTEN,
         }
     }
 
     /// The state of an extent without checksums of its own (EXTENT-B1, EXTENT-B2).
     fn without_sums(flags: u8, birth: u32) -> Option<ExtentState> {
-        let place = Checksums::of_code((flags & CHECKSUMS) >> CHECKSUMS_AT)?;
-        match (place, flags & UNWRITTEN != 0, birth) {
-            (Checksums::Item, true, 0) => Some(ExtentState::Unwritten),
-            (Checksums::Guard, false, birth) => Some(ExtentState::Guarded { birth }),
-            (Checksums::Offload, false, birth) => Some(ExtentState::Offloaded { birth }),
-            (Checksums::None, false, 0) => Some(ExtentState::Unverified),
+        let mode = ChecksumMode::of_code((flags & MODE) >> MODE_AT)?;
+        match (mode, flags & UNWRITTEN != 0, birth) {
+            (ChecksumMode::Item, true, 0) => Some(ExtentState::Unwritten),
+            (ChecksumMode::Guard, false, birth) => Some(ExtentState::Guarded { birth }),
+            (ChecksumMode::Offload, false, birth) => Some(ExtentState::Offloaded { birth }),
+            (ChecksumMode::None, false, 0) => Some(ExtentState::Unverified),
             _ => None,
         }
     }
@@ -160,7 +160,7 @@ impl Extent {
         if blocks > EXTENT_BLOCKS_MAX || addr.block() + u64::from(blocks) > BlockAddr::MAX_BLOCK {
             return Err(reader.bad("blocks", blocks.into()));
         }
-        if flags & !(UNWRITTEN | CHECKSUMS) != 0 {
+        if flags & !(UNWRITTEN | MODE) != 0 {
             return Err(reader.bad("flags", flags.into()));
         }
         let state = if flags != 0 {
@@ -279,7 +279,7 @@ mod tests {
         fn a_part_keeps_place_of_checksums_and_birth(it in extents(), at in any::<u32>()) {
             let skip = at % it.blocks();
             let part = it.slice(skip, it.blocks() - skip);
-            prop_assert_eq!(part.state.checksums(), it.state.checksums());
+            prop_assert_eq!(part.state.checksum_mode(), it.state.checksum_mode());
             prop_assert_eq!(part.state.birth(), it.state.birth());
         }
 

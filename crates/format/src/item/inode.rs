@@ -6,14 +6,14 @@
 //!  32 seconds of atime, mtime, ctime, btime: i64 each
 //!  64 nanoseconds of the same: u32 each
 //!  80 flags u32 · project u32 · rdev u32 · generation u32
-//!  96 parent u64 · attributes u32 · place of checksums u8 · 0 u8 · 0 u16
+//!  96 parent u64 · attributes u32 · checksum mode u8 · 0 u8 · 0 u16
 //! ```
 
 use copyhold_types::{InodeNo, Timestamp};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::Checksums;
+use super::ChecksumMode;
 use crate::FormatError;
 
 const WHAT: &str = "inode item";
@@ -68,7 +68,7 @@ pub struct InodeItem {
     /// How many extended attributes there are.
     pub xattrs: u32,
     /// Of new extents; of a directory, of new files in it.
-    pub checksums: Checksums,
+    pub checksum_mode: ChecksumMode,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -89,7 +89,7 @@ struct InodeDisk {
     generation: U32,
     parent: U64,
     xattrs: U32,
-    checksums: u8,
+    checksum_mode: u8,
     reserved: [u8; 3], // written as zero
 }
 const _: () = assert!(size_of::<InodeDisk>() == InodeItem::BYTES);
@@ -118,7 +118,7 @@ impl InodeItem {
             generation: self.generation.into(),
             parent: self.parent.0.into(),
             xattrs: self.xattrs.into(),
-            checksums: self.checksums.code(),
+            checksum_mode: self.checksum_mode.code(),
             reserved: [0; 3],
         };
         zerocopy::transmute!(disk)
@@ -139,8 +139,8 @@ impl InodeItem {
         check("content flags", has.into(), has & !InodeFlags::KNOWN == 0)?;
         let parent = disk.parent.get();
         check("parent", parent, parent >> InodeNo::BITS == 0 && (kind != 4 || parent != 0))?;
-        let checksums = Checksums::of_code(disk.checksums);
-        check("place of checksums", disk.checksums.into(), checksums.is_some())?;
+        let checksum_mode = ChecksumMode::of_code(disk.checksum_mode);
+        check("checksum mode", disk.checksum_mode.into(), checksum_mode.is_some())?;
         check("reserved field", disk.reserved[0].into(), disk.reserved == [0; 3])?;
         let [atime, mtime, ctime, btime] = times;
         Ok(InodeItem {
@@ -161,7 +161,7 @@ impl InodeItem {
             generation: disk.generation.get(),
             parent: InodeNo(parent),
             xattrs: disk.xattrs.get(),
-            checksums: checksums.unwrap_or_default(),
+            checksum_mode: checksum_mode.unwrap_or_default(),
         })
     }
 
@@ -198,7 +198,7 @@ mod tests {
             generation: 7,
             parent: InodeNo(1),
             xattrs: 2,
-            checksums: Checksums::None,
+            checksum_mode: ChecksumMode::None,
         }
     }
 

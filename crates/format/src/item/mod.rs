@@ -23,7 +23,7 @@
 //! Numbers in values are little-endian.
 
 mod acl;
-mod checksums;
+mod checksum_mode;
 mod deadlist;
 mod dirent;
 mod epoch;
@@ -41,7 +41,7 @@ pub use acl::{
     ACCESS_ACL, Acl, AclEntry, DEFAULT_ACL, GROUP_OBJ, MASK, NAMED_GROUP, NAMED_USER, OTHER,
     USER_OBJ, encode_acl,
 };
-pub use checksums::Checksums;
+pub use checksum_mode::ChecksumMode;
 pub use deadlist::{
     Content, DeadItem, PendingItem, ShareItem, WINDOW_BLOCKS, dead_key, pending_key, share_key,
 };

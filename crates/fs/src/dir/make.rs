@@ -313,7 +313,7 @@ pub(super) fn item_of(
         item.flags = 0;
     }
     if is_dir || new.kind == FileKind::Regular {
-        item.checksums = dir.item.checksums;
+        item.checksum_mode = dir.item.checksum_mode;
     }
     item.rdev = new.rdev;
     debug_assert_eq!(item.parent, InodeNo(0));

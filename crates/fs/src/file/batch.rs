@@ -13,9 +13,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use copyhold_format::block_checksum;
-use copyhold_format::item::{Checksums, ExtentState, INLINE_MAX};
+use copyhold_format::item::{ChecksumMode, ExtentState, INLINE_MAX};
 use copyhold_pool::{
-    Claim, LaneClass, Protection, Tier, cancel_written, defer_written, leave_trace, protection,
+    BlockMode, Claim, LaneClass, Tier, block_mode, cancel_written, defer_written, leave_trace,
     spoil_birth,
 };
 use copyhold_runtime::finishing;
@@ -54,9 +54,9 @@ pub(crate) struct WritebackJob {
     /// There is no reservation: the content goes into preallocated space.
     in_place: bool,
     lane: Lane,
-    /// The place of checksums that the file wants, and that its claimed blocks get.
-    wanted: Checksums,
-    protection: Protection,
+    /// The checksum mode that the file wants, and the one that its claimed blocks get.
+    wanted: ChecksumMode,
+    mode: BlockMode,
     /// Room that it asked for before its blocks were taken (FLIGHT-L5).
     flying: Option<Flying>,
 }
@@ -76,7 +76,7 @@ pub(super) struct Placed {
     pub(super) run: Run,
     /// Of each block, if they are in the item.
     pub(super) sums: SmallVec<[u32; 4]>,
-    pub(super) protection: Protection,
+    pub(super) mode: BlockMode,
     /// Of its first block among those taken.
     pub(super) first: usize,
 }
@@ -186,8 +186,8 @@ impl WritebackJob {
             hold: Mutex::default(),
             in_place,
             lane,
-            wanted: state.item.checksums,
-            protection: Protection::PLAIN,
+            wanted: state.item.checksum_mode,
+            mode: BlockMode::PLAIN,
             flying: None,
             inline: alone && size <= INLINE_MAX as u64 && no_extents,
             attach: attach && small && took.len() == was_ready && !in_place,
@@ -296,14 +296,14 @@ impl WritebackJob {
         Ok(claims)
     }
 
-    /// Places of reserved blocks, and their protection.
+    /// Places of reserved blocks, and their mode.
     fn claim_again(&mut self, blocks: u64) -> Result<VecDeque<Claim>> {
         let reserved = self.reserved.as_mut().expect("a batch with places has a reservation");
         let class = if self.attach { LaneClass::Sync } else { LaneClass::Data };
         let claims = self.fs.pool.claim(class, blocks, &mut reserved.space)?;
         // Recovery verifies attached data by its checksums: fsync stays at one flush.
         if !self.attach {
-            self.protection = protection(&self.fs.pool, self.wanted);
+            self.mode = block_mode(&self.fs.pool, self.wanted);
         }
         Ok(claims.into())
     }
@@ -321,7 +321,7 @@ impl WritebackJob {
         let Some(reserved) = &mut self.reserved else { return };
         let pool = &self.fs.pool;
         for claim in claims {
-            match (self.protection.has_tags(), written) {
+            match (self.mode.has_tags(), written) {
                 (false, _) => claim.cancel_into(&mut reserved.space),
                 (true, Ok(())) => defer_written(pool, claim),
                 (true, Err(_)) => cancel_written(pool, claim, &mut reserved.space),
@@ -332,12 +332,12 @@ impl WritebackJob {
 
     /// Whether its blocks are written with tags beside them.
     pub(super) fn has_tags(&self) -> bool {
-        self.protection.has_tags()
+        self.mode.has_tags()
     }
 
     /// Lays the blocks taken over the claims.
     pub(super) fn place(&self, claims: &VecDeque<Claim>) -> Vec<Placed> {
-        place(&self.took, claims, self.protection)
+        place(&self.took, claims, self.mode)
     }
 
     fn promised_again(&mut self, more: Promise) {
@@ -362,7 +362,7 @@ impl WritebackJob {
                 let joined = run.blocks + next.run.blocks;
                 // On the device and among the blocks taken: a batch in place leaves blocks out.
                 let follows = run.addr.offset(run.blocks.into()) == next.run.addr
-                    && first.protection == next.protection
+                    && first.mode == next.mode
                     && first.first + run.blocks as usize == next.first;
                 if !follows || joined > REQUEST_BLOCKS_MAX {
                     break;
@@ -371,17 +371,17 @@ impl WritebackJob {
                 count += 1;
             }
             let slots = &self.took[first.first..first.first + run.blocks as usize];
-            requests.push((run, gather(slots), first.protection));
+            requests.push((run, gather(slots), first.mode));
             rest = &rest[count..];
         }
         let pool = &self.fs.pool;
         if requests.len() == 1 {
-            let (run, data, protection) = requests.remove(0);
-            return Ok(pool.write(run, data, Purpose::Data, protection).await?);
+            let (run, data, mode) = requests.remove(0);
+            return Ok(pool.write(run, data, Purpose::Data, mode).await?);
         }
         let writes = requests
             .into_iter()
-            .map(|(run, data, protection)| pool.write(run, data, Purpose::Data, protection));
+            .map(|(run, data, mode)| pool.write(run, data, Purpose::Data, mode));
         let mut failed = join_all(writes).await.into_iter().filter_map(Result::err);
         let Some(first) = failed.next() else { return Ok(()) };
         // No other error leads to guards for blocks that changed.
@@ -413,8 +413,8 @@ impl Drop for WritebackJob {
 }
 
 /// Lays the blocks taken over the claims, cut at chunks of the file and ends of claims.
-fn place(took: &[(u64, Slot)], claims: &VecDeque<Claim>, protection: Protection) -> Vec<Placed> {
-    let has_sums = protection.checksums == Checksums::Item;
+fn place(took: &[(u64, Slot)], claims: &VecDeque<Claim>, mode: BlockMode) -> Vec<Placed> {
+    let has_sums = mode.checksums == ChecksumMode::Item;
     let mut placed = Vec::with_capacity(took.len().div_ceil(CHUNK as usize) + claims.len());
     let mut first = 0;
     for claim in claims {
@@ -432,7 +432,7 @@ fn place(took: &[(u64, Slot)], claims: &VecDeque<Claim>, protection: Protection)
             let slots = &took[first..first + blocks as usize];
             let summed = if has_sums { slots } else { &[] };
             let sums = summed.iter().map(|(_, slot)| block_checksum(slot.bytes())).collect();
-            placed.push(Placed { at, run: left.slice(0, blocks), sums, protection, first });
+            placed.push(Placed { at, run: left.slice(0, blocks), sums, mode, first });
             first += blocks as usize;
             run = (blocks < left.blocks).then(|| left.slice(blocks, left.blocks - blocks));
         }
@@ -444,14 +444,14 @@ fn place(took: &[(u64, Slot)], claims: &VecDeque<Claim>, protection: Protection)
 impl Placed {
     /// The content of some of its blocks, as their extent says it.
     pub(super) fn content(&self, skip: u32, blocks: u32) -> ExtentState {
-        let birth = self.protection.birth;
-        match self.protection.checksums {
-            Checksums::Item => {
+        let birth = self.mode.birth;
+        match self.mode.checksums {
+            ChecksumMode::Item => {
                 ExtentState::Written(self.sums[skip as usize..(skip + blocks) as usize].into())
             }
-            Checksums::Guard => ExtentState::Guarded { birth },
-            Checksums::Offload => ExtentState::Offloaded { birth },
-            Checksums::None => ExtentState::Unverified,
+            ChecksumMode::Guard => ExtentState::Guarded { birth },
+            ChecksumMode::Offload => ExtentState::Offloaded { birth },
+            ChecksumMode::None => ExtentState::Unverified,
         }
     }
 }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use copyhold_format::block_checksum;
 use copyhold_format::item::{Extent, ExtentState};
-use copyhold_pool::{Cached, Protection, Tier, Transaction};
+use copyhold_pool::{BlockMode, Cached, Tier, Transaction};
 use copyhold_runtime::WriteGuard;
 
 use super::batch::{Placed, WritebackJob};
@@ -169,8 +169,8 @@ impl WritebackJob {
                 }
                 None => {
                     let sums = std::iter::once(sum).collect();
-                    let protection = Protection::PLAIN;
-                    placed.push(Placed { at: *block, run, sums, protection, first: n });
+                    let mode = BlockMode::PLAIN;
+                    placed.push(Placed { at: *block, run, sums, mode, first: n });
                 }
             }
         }

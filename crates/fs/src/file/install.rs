@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use copyhold_format::item::{
-    Checksums, Extent, InodeFlags, InodeItem, encode_truncate, inline_key, truncate_key,
+    ChecksumMode, Extent, InodeFlags, InodeItem, encode_truncate, inline_key, truncate_key,
 };
 use copyhold_pool::{Claim, Credit, PoolError, Tier, Transaction, defer_written};
 use copyhold_types::{BLOCK_BYTES, EpochId, Pointer, Txg};
@@ -216,7 +216,7 @@ impl WritebackJob {
                         state: piece.content(skip, count),
                     },
                 );
-                if piece.protection.checksums != Checksums::Item {
+                if piece.mode.checksums != ChecksumMode::Item {
                     tx.introduce_unverifiable();
                 }
                 if self.attach {

@@ -1,13 +1,13 @@
 //! Reading: dirty blocks first, then extents.
 //!
 //! The pool verifies each block of an extent (VERIFY-V1, VERIFY-V5): a read never returns bytes
-//! that do not match their checksum. It fails, and says where. One request has blocks of one place
-//! of checksums and one birth only.
+//! that do not match their checksum. It fails, and says where. The blocks of one request have one
+//! checksum mode and one birth.
 
 use std::ops::Range;
 
 use copyhold_format::item::{Extent, ExtentState, inline_key, parse_inline};
-use copyhold_pool::{Expect, Pin};
+use copyhold_pool::{Condition, Pin};
 use copyhold_types::{BLOCK_BYTES, Buf, Purpose, Run};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -250,10 +250,10 @@ impl Filesystem {
 
     async fn fetch_one(&self, inode: &Inode, request: &Request) -> Result<Buf> {
         let keep = request.keep.owner(self, inode);
-        let Some(expect) = Expect::of_extent(&request.content) else {
+        let Some(condition) = Condition::of_extent(&request.content) else {
             return Ok(Buf::zeroed(request.run.blocks as usize));
         };
-        let read = self.pool.read(request.run, expect, Purpose::Data, keep);
+        let read = self.pool.read(request.run, condition, Purpose::Data, keep);
         read.await.map_err(|problem| {
             let block = request.at + u64::from(problem.block);
             inode.damaged(block * BLOCK, problem.to_string())
@@ -342,7 +342,7 @@ impl Request {
             && self.run.blocks + run.blocks <= REQUEST_BLOCKS_MAX
             // KEEP-S2.
             && self.keep == keep
-            && self.content.checksums() == content.checksums()
+            && self.content.checksum_mode() == content.checksum_mode()
             && self.content.birth() == content.birth()
     }
 

@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use copyhold_pool::{Claim, PoolError, Protection};
+use copyhold_pool::{BlockMode, Claim, PoolError};
 use copyhold_runtime::finishing;
 use copyhold_types::{BlockAddr, Bufs, Purpose, Run};
 use futures_util::future::{join, join_all};
@@ -106,29 +106,29 @@ impl Filesystem {
     }
 
     async fn send_together(&self, group: &[Ready]) -> Vec<Sent> {
-        let mut requests: Vec<(Run, Bufs, Protection, usize, usize)> = Vec::new();
+        let mut requests: Vec<(Run, Bufs, BlockMode, usize, usize)> = Vec::new();
         for (member, ready) in group.iter().enumerate() {
             for placed in &ready.placed {
                 let run = placed.run;
-                let protection = placed.protection;
+                let mode = placed.mode;
                 let slots = &ready.batch.took[placed.first..placed.first + run.blocks as usize];
                 match requests.last_mut() {
                     Some((last, bufs, same, _, to))
                         if last.addr.device() == run.addr.device()
                             && last.end() == run.addr.block()
-                            && *same == protection
+                            && *same == mode
                             && last.blocks + run.blocks <= REQUEST_BLOCKS_MAX =>
                     {
                         last.blocks += run.blocks;
                         bufs.extend(gather(slots));
                         *to = member;
                     }
-                    _ => requests.push((run, gather(slots), protection, member, member)),
+                    _ => requests.push((run, gather(slots), mode, member, member)),
                 }
             }
         }
-        let writes = requests.into_iter().map(|(run, data, protection, from, to)| async move {
-            (self.pool.write(run, data, Purpose::Data, protection).await, run, from..=to)
+        let writes = requests.into_iter().map(|(run, data, mode, from, to)| async move {
+            (self.pool.write(run, data, Purpose::Data, mode).await, run, from..=to)
         });
         let mut sent: Vec<Sent> = group.iter().map(|_| Sent::All).collect();
         for (written, run, members) in join_all(writes).await {

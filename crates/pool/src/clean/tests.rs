@@ -16,7 +16,7 @@ use super::*;
 use crate::balance::{Balance, Bounds};
 use crate::data::DataStore;
 use crate::devices::Devices;
-use crate::verified::{Expect, Problem, Reader};
+use crate::verified::{Condition, Problem, Reader};
 
 const EIO: i32 = 5;
 const BLOCKS: u64 = 512;
@@ -73,7 +73,7 @@ impl World {
     async fn reading(&self, run: Run, version: u8) -> Result<Buf, Problem> {
         let sums = sums(&content(run, version));
         let owner = self.clean().memory().shared().clone();
-        self.data.read(run, Expect::Sums(&sums), Purpose::Data, Some(&owner), false).await
+        self.data.read(run, Condition::Sums(&sums), Purpose::Data, Some(&owner), false).await
     }
 
     fn read(&self, run: Run, version: u8) -> Buf {

@@ -57,8 +57,8 @@ impl World {
         world
     }
 
-    fn read(&self, copies: &[Copied], expect: Expect<'_>) -> Result<Buf, Problem> {
-        self.rt.block_on(self.reader.read(copies, expect, Purpose::Data))
+    fn read(&self, copies: &[Copied], condition: Condition<'_>) -> Result<Buf, Problem> {
+        self.rt.block_on(self.reader.read(copies, condition, Purpose::Data))
     }
 
     fn count(&self, disk: usize, failure: Failure) -> u64 {
@@ -81,16 +81,16 @@ impl World {
 #[test]
 fn a_good_first_copy_is_all_that_is_read() {
     let world = World::new(true);
-    let read = world.read(&[copy(0), copy(1)], Expect::Sums(&sums())).unwrap();
+    let read = world.read(&[copy(0), copy(1)], Condition::Sums(&sums())).unwrap();
     assert_eq!((&read[..], world.reads()), (&content()[..], 1));
 }
 
 #[test]
 fn a_bad_copy_is_written_again_from_the_other() {
-    for expect in [Expect::Sums(&sums()), Expect::Digest(digest(&content()))] {
+    for condition in [Condition::Sums(&sums()), Condition::Digest(digest(&content()))] {
         let world = World::new(true);
         world.disks[0].rot(AT + 2);
-        let read = world.read(&[copy(0), copy(1)], expect).unwrap();
+        let read = world.read(&[copy(0), copy(1)], condition).unwrap();
         assert_eq!(read[..], content()[..]);
         assert!(world.is_good(0, 2), "VERIFY-V2");
         let counted = [Failure::Mismatch, Failure::Repaired, Failure::Lost];
@@ -102,7 +102,7 @@ fn a_bad_copy_is_written_again_from_the_other() {
 fn without_the_means_to_repair_nothing_is_written() {
     let world = World::new(false);
     world.disks[0].rot(AT);
-    assert!(world.read(&[copy(0), copy(1)], Expect::Sums(&sums())).is_ok());
+    assert!(world.read(&[copy(0), copy(1)], Condition::Sums(&sums())).is_ok());
     assert!(!world.is_good(0, 0));
     assert_eq!(world.count(0, Failure::Repaired), 0);
 }
@@ -111,7 +111,7 @@ fn without_the_means_to_repair_nothing_is_written() {
 fn an_error_that_passes_is_no_error_of_the_read() {
     let world = World::new(true);
     world.disks[0].break_block(AT + 1, EIO, Lasting::Once);
-    let read = world.read(&[copy(0)], Expect::Sums(&sums())).unwrap();
+    let read = world.read(&[copy(0)], Condition::Sums(&sums())).unwrap();
     assert_eq!(read[..], content()[..]);
     assert_eq!([Failure::Unreadable, Failure::Lost].map(|it| world.count(0, it)), [1, 0]);
 }
@@ -120,13 +120,14 @@ fn an_error_that_passes_is_no_error_of_the_read() {
 fn content_that_is_bad_everywhere_is_an_error_that_names_the_block() {
     let world = World::new(true);
     world.disks[0].rot(AT + 2);
-    let problem = world.read(&[copy(0)], Expect::Sums(&sums())).expect_err("it is rotten");
+    let problem = world.read(&[copy(0)], Condition::Sums(&sums())).expect_err("it is rotten");
     assert_eq!(problem.block, 2);
     assert!(problem.to_string().starts_with("block 3:7 has checksum "), "{problem}");
     assert_eq!(world.count(0, Failure::Lost), 1);
 
     world.disks[1].break_block(AT + 2, EILSEQ, Lasting::Forever);
-    let both = world.read(&[copy(0), copy(1)], Expect::Sums(&sums())).expect_err("no copy is good");
+    let both =
+        world.read(&[copy(0), copy(1)], Condition::Sums(&sums())).expect_err("no copy is good");
     assert_eq!(both.block, 2);
     assert!(both.to_string().contains("checksum") && both.to_string().contains("; "), "{both}");
     assert!(world.count(1, Failure::Integrity) > 0);
@@ -138,11 +139,11 @@ fn attached_blocks_are_not_judged_on_the_device() {
     world.disks[0].rot(AT + 1);
     let attached = vec![(1, Buf::from_bytes(&content()[bytes(1)]))];
     let (sums, copies) = (sums(), [copy(0)]);
-    let read = world.reader.read_beside(&copies, &attached, Expect::Sums(&sums), Purpose::Data);
+    let read = world.reader.read_beside(&copies, &attached, Condition::Sums(&sums), Purpose::Data);
     assert_eq!(world.rt.block_on(read).unwrap()[..], content()[..]);
     // Also where another block makes the reader look at each.
     world.disks[0].break_block(AT + 2, EIO, Lasting::Once);
-    let read = world.reader.read_beside(&copies, &attached, Expect::Sums(&sums), Purpose::Data);
+    let read = world.reader.read_beside(&copies, &attached, Condition::Sums(&sums), Purpose::Data);
     assert_eq!(world.rt.block_on(read).unwrap()[..], content()[..]);
     assert!(!world.is_good(0, 1));
     // A wrong attached block is an error on either way (VERIFY-V1).
@@ -151,7 +152,7 @@ fn attached_blocks_are_not_judged_on_the_device() {
         if errors > 0 {
             world.disks[0].break_block(AT + 2, EIO, Lasting::Once);
         }
-        let read = world.reader.read_beside(&copies, &wrong, Expect::Sums(&sums), Purpose::Data);
+        let read = world.reader.read_beside(&copies, &wrong, Condition::Sums(&sums), Purpose::Data);
         assert_eq!(world.rt.block_on(read).expect_err("it is wrong").block, 1);
     }
 }
@@ -160,7 +161,7 @@ fn attached_blocks_are_not_judged_on_the_device() {
 fn a_mismatch_in_the_only_copy_is_no_reason_for_a_second_look() {
     let world = World::new(true);
     world.disks[0].rot(AT + 3);
-    assert!(world.read(&[copy(0)], Expect::Sums(&sums())).is_err());
+    assert!(world.read(&[copy(0)], Condition::Sums(&sums())).is_err());
     assert_eq!(world.reads(), 1, "VERIFY-V4");
 }
 
@@ -197,12 +198,12 @@ proptest! {
         let wanted = (0..BLOCKS as usize)
             .all(|block| harms[..copies].iter().any(|of| of[block] == Harm::None));
         let names = [copy(0), copy(1)];
-        let read = world.read(&names[..copies], Expect::Sums(&sums()));
+        let read = world.read(&names[..copies], Condition::Sums(&sums()));
         prop_assert_eq!(read.is_ok(), wanted);
         if let Ok(read) = read {
             prop_assert_eq!(&read[..], &content()[..]);
             let again = world.reads();
-            prop_assert!(world.read(&[copy(0)], Expect::Sums(&sums())).is_ok());
+            prop_assert!(world.read(&[copy(0)], Condition::Sums(&sums())).is_ok());
             prop_assert_eq!(world.reads(), again + 1, "the first copy is whole again");
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use copyhold_format::block_checksum;
 use copyhold_format::item::{EXTENT, Extent, ExtentState};
-use copyhold_pool::{Expect, LaneClass, Pool, PoolError, Protection, Tier, Transaction};
+use copyhold_pool::{BlockMode, Condition, LaneClass, Pool, PoolError, Tier, Transaction};
 use copyhold_types::{Buf, EpochId, Key, Pointer, Purpose, Run, TableId, Txg};
 
 const TABLE: TableId = TableId(100);
@@ -20,7 +20,7 @@ pub(crate) async fn write(pool: &Arc<Pool>, n: u64, byte: u8, blocks: u64) -> (R
     let run = claim.run();
     let data = vec![byte; 4096];
     let bufs = (0..blocks).map(|_| Buf::from_bytes(&data)).collect();
-    pool.write(run, bufs, Purpose::Data, Protection::PLAIN).await.unwrap();
+    pool.write(run, bufs, Purpose::Data, BlockMode::PLAIN).await.unwrap();
     let pointer = Pointer { run, epoch: EpochId::POOL, origin: EpochId::POOL };
     let state = ExtentState::Written(vec![block_checksum(&data); blocks as usize].into());
     let extent = Extent { pointer, state };
@@ -47,7 +47,7 @@ pub(crate) async fn read(pool: &Arc<Pool>, n: u64) -> Result<Option<u8>, PoolErr
     let Some(item) = pool.get(TABLE, key(n)).await? else { return Ok(None) };
     let extent = Extent::parse(&item).unwrap();
     let ExtentState::Written(sums) = &extent.state else { panic!("written extents only") };
-    let data = pool.read(extent.pointer.run, Expect::Nothing, Purpose::Data, None).await?;
+    let data = pool.read(extent.pointer.run, Condition::Nothing, Purpose::Data, None).await?;
     assert_eq!(block_checksum(&data[..4096]), sums[0], "block {n} is not what was written");
     Ok(Some(data[0]))
 }

@@ -113,7 +113,7 @@ fn the_power_may_fail_at_any_moment_of_that_mount() {
 }
 
 const LIMITS: Features =
-    Features { compat: 0, ro_compat: Features::MEMORY_LIMITS, incompat: Features::CHECKSUMS };
+    Features { compat: 0, ro_compat: Features::MEMORY_LIMITS, incompat: Features::CHECKSUM_MODES };
 
 fn has_limits(label: &Label) -> bool {
     label.features.with(LIMITS) == label.features

@@ -7,7 +7,7 @@ use std::time::Duration;
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
 use copyhold_pool::{
-    CreateOptions, Expect, LaneClass, Limits, OpenOptions, Pool, PoolError, Protection, Tier,
+    BlockMode, Condition, CreateOptions, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier,
     Transaction,
 };
 use copyhold_runtime::{Rt, SeededRuntime};
@@ -47,7 +47,7 @@ async fn put(pool: &Arc<Pool>, n: u64) -> Result<Vec<Run>, PoolError> {
     }
     let runs: Vec<Run> = claims.iter().map(|claim| claim.run()).collect();
     for run in &runs {
-        pool.write(*run, blocks(n, *run), Purpose::Data, Protection::PLAIN).await?;
+        pool.write(*run, blocks(n, *run), Purpose::Data, BlockMode::PLAIN).await?;
     }
     claims.into_iter().for_each(|claim| tx.allocate(claim));
     let credit = pool.admit(Tier::Write, tx.len(), 10_000).await?;
@@ -93,7 +93,7 @@ fn commits_flushes_and_discards_are_finished_whoever_gives_up() {
             rt.sleep(Duration::from_secs(10)).await;
             for (n, runs) in live {
                 for run in runs {
-                    let found = pool.read(run, Expect::Nothing, Purpose::Data, None).await?;
+                    let found = pool.read(run, Condition::Nothing, Purpose::Data, None).await?;
                     let same = found.iter().all(|byte| *byte == 1 + n as u8);
                     assert!(same, "seed {seed}: {n} in {run:?} is not what was written");
                 }

@@ -8,7 +8,7 @@ use copyhold_device::pi::Format;
 use copyhold_device::sim::{Lasting, SimDevice, SimImage};
 use copyhold_device::{Counters, Device, DeviceError, DynDevice, Expect, Geometry, Protect};
 use copyhold_pool::{
-    Cached, CreateOptions, KeptNodes, LaneClass, Limits, OpenOptions, Pool, PoolError, Protection,
+    BlockMode, Cached, CreateOptions, KeptNodes, LaneClass, Limits, OpenOptions, Pool, PoolError,
     Tier, Transaction,
 };
 use copyhold_runtime::{BoxFuture, Rt, Runtime, SeededRuntime};
@@ -221,7 +221,7 @@ fn a_commit_waits_for_nobody_elses_data() {
         let told = written.clone();
         machine.rt.spawn(Box::pin(async move {
             neighbour
-                .write(run, data, Purpose::Data, Protection::PLAIN)
+                .write(run, data, Purpose::Data, BlockMode::PLAIN)
                 .await
                 .expect("it is written at last");
             told.add_permits(1);
@@ -457,7 +457,7 @@ fn nobody_is_refused_for_space_that_waits_for_the_host() {
         let (writer, pin) = (pool.clone(), pool.pin());
         machine.rt.spawn(Box::pin(async move {
             let data = Buf::zeroed(blocks as usize).into();
-            let written = writer.write(never_written, data, Purpose::Data, Protection::PLAIN).await;
+            let written = writer.write(never_written, data, Purpose::Data, BlockMode::PLAIN).await;
             written.expect("the host has room again");
             drop(pin);
         }));

@@ -94,9 +94,9 @@ fn resized(image: &SimImage, blocks: u64) -> SimImage {
 fn the_label_names_the_protection_of_the_device() {
     for format in ["4096+16:64b", "512+8:16b", "4096+64:64b:type3:first:sts=48"] {
         let world = World::new(format);
-        let protection = world.label.protection.unwrap();
-        assert_eq!(Format::of_bytes(protection.format), format.parse());
-        assert_eq!(Some(protection.identity), world.device.identity());
+        let needed = world.label.namespace.unwrap();
+        assert_eq!(Format::of_bytes(needed.format), format.parse());
+        assert_eq!(Some(needed.identity), world.device.identity());
         assert!(world.label.features.incompat & Features::PROTECTED != 0);
         let (opened, _) = open(&world.machine.disk.image());
         let pool = opened.unwrap();
@@ -104,7 +104,7 @@ fn the_label_names_the_protection_of_the_device() {
     }
     let (machine, _) = Machine::new_pool(1 << 20);
     let label = machine.rt.block_on(read_labels(&machine.device())).unwrap().label;
-    assert_eq!((label.protection, label.features.incompat), (None, Features::FRAGMENTS));
+    assert_eq!((label.namespace, label.features.incompat), (None, Features::FRAGMENTS));
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn a_label_names_the_protection_from_the_first_mount_that_may_write() {
     let mut image = world.machine.disk.image();
     let incompat = Features::FRAGMENTS;
     let features = Features { incompat, ..world.label.features };
-    let old = Label { features, protection: None, ..world.label.clone() };
+    let old = Label { features, namespace: None, ..world.label.clone() };
     let bytes: [u8; 4096] = old.encode().try_into().unwrap();
     for at in Label::areas(old.blocks) {
         image.corrupt(at, |block| *block = bytes);
@@ -178,7 +178,7 @@ fn a_label_names_the_protection_from_the_first_mount_that_may_write() {
         let after = machine.disk.crash(1);
         let (opened, machine) = open(&after);
         let pool = opened.unwrap();
-        assert_eq!(pool.label().protection, world.label.protection);
+        assert_eq!(pool.label().namespace, world.label.namespace);
         drop((pool, machine));
         if is_open {
             break;

@@ -17,7 +17,7 @@ use copyhold_types::SubvolId;
 use super::convert::{file_mode, judged, known, maker, opened, set_attr, to_open};
 use super::holes::SeekRequest;
 use super::turns::Load;
-use super::{Adapter, convert, ioctls, pages, places};
+use super::{Adapter, checksum_modes, convert, ioctls, pages};
 use crate::control;
 use crate::errno::errno;
 
@@ -361,7 +361,8 @@ impl Operations for Adapter {
             return if is_valid { Ok(()) } else { Err(Errno::EKEYEXPIRED) };
         }
         if set.name == control::CHECKSUM.as_bytes() {
-            return Box::pin(places::set(&self.fs, self.rules.ids(by), node, set.value)).await;
+            return Box::pin(checksum_modes::set(&self.fs, self.rules.ids(by), node, set.value))
+                .await;
         }
         let _turn = self.turn(node, set.value.len()).await;
         let done = self.fs.set_xattr(&caller, node, set.name, set.value, how, set.kill_sgid).await;
@@ -371,7 +372,7 @@ impl Operations for Adapter {
     async fn getxattr(&self, _: Caller, node: NodeId, name: &[u8]) -> Reply<Vec<u8>> {
         let (node, _turn) = self.enter(node, 0).await?;
         if name == control::CHECKSUM.as_bytes() {
-            return Box::pin(places::get(&self.fs, node)).await;
+            return Box::pin(checksum_modes::get(&self.fs, node)).await;
         }
         self.fs.get_xattr(node, name).await.map_err(errno)
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use copyhold_format::block_checksum;
 use copyhold_format::item::{EXTENT, Extent, ExtentState};
 use copyhold_pool::{
-    Claim, Credit, Expect, IdSpace, LaneClass, Pool, PoolError, Protection, Tier, Transaction,
+    BlockMode, Claim, Condition, Credit, IdSpace, LaneClass, Pool, PoolError, Tier, Transaction,
 };
 use copyhold_runtime::FifoMutexGuard;
 use copyhold_types::{Bufs, EpochId, Key, Pointer, Purpose, Run, SubvolId};
@@ -194,7 +194,7 @@ impl Client {
         if !unwritten && self.dice.one_in(4) {
             tx.attach(run, data);
         } else if !unwritten {
-            self.pool.write(run, data, Purpose::Data, Protection::PLAIN).await?;
+            self.pool.write(run, data, Purpose::Data, BlockMode::PLAIN).await?;
         }
         tx.allocate(claim);
         let extent = Extent { pointer: Pointer { run, epoch: EPOCH, origin: EPOCH }, state };
@@ -296,7 +296,7 @@ impl Client {
         for run in claims.iter().map(Claim::run) {
             self.unspoil(run);
             let junk = (0..run.blocks).map(|index| content(u64::MAX, index)).collect();
-            self.pool.write(run, junk, Purpose::Data, Protection::PLAIN).await?;
+            self.pool.write(run, junk, Purpose::Data, BlockMode::PLAIN).await?;
         }
         self.pause(20).await;
         Ok(())
@@ -325,7 +325,7 @@ impl Client {
         self.pause(bits).await;
         let ExtentState::Written(sums) = &extent.state else { return Ok(()) };
         let run = extent.pointer.run;
-        let data = self.pool.read(run, Expect::Nothing, Purpose::Data, None).await?;
+        let data = self.pool.read(run, Condition::Nothing, Purpose::Data, None).await?;
         drop(pin);
         let world = self.shared.world.lock();
         let block = run.addr.block();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use copyhold_format::item::ExtentState;
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_format::space_map::{Descriptor, METASLAB};
-use copyhold_pool::{Expect, Pool, PoolError};
+use copyhold_pool::{Condition, Pool, PoolError};
 use copyhold_types::{BLOCK_BYTES, Key, NodePtr, Purpose, Run};
 
 use super::model::{OBJECTS, State, TABLE, World, counter, holds};
@@ -68,7 +68,7 @@ async fn read_all(pool: &Pool, world: &World, state: &State) -> Result<(), PoolE
             continue;
         }
         let run = extent.pointer.run;
-        let data = pool.read(run, Expect::Nothing, Purpose::Data, None).await?;
+        let data = pool.read(run, Condition::Nothing, Purpose::Data, None).await?;
         for (i, block) in data.chunks(BLOCK_BYTES).enumerate() {
             let spoiled = world.spoiled.contains(&(run.addr.block() + i as u64));
             let right = holds(block, stored.stamp, i as u32);

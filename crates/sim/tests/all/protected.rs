@@ -8,9 +8,9 @@ use copyhold_check::{Options as CheckOptions, Problem, check};
 use copyhold_device::pi::{DriveFault, Emulated};
 use copyhold_device::sim::{Fault, SimConfig, SimDevice, SimImage, Trigger};
 use copyhold_device::{Device, DynDevice, OpenMode, Protect};
-use copyhold_format::item::Checksums;
+use copyhold_format::item::ChecksumMode;
 use copyhold_fs::{
-    Caller, Filesystem, FsError, NodeId, OpenFlags, Options, WriteFlags, set_checksums,
+    Caller, Filesystem, FsError, NodeId, OpenFlags, Options, WriteFlags, set_checksum_mode,
 };
 use copyhold_pool::{CreateOptions, Failure, Limits, OpenOptions, Pool, Sabotage};
 use copyhold_runtime::{Rt, Runtime, SeededRuntime};
@@ -107,11 +107,11 @@ impl World {
         World::on(seed, self.disk.crash(seed))
     }
 
-    async fn make(&self, fs: &Arc<Filesystem>, name: &[u8], place: Checksums) -> NodeId {
+    async fn make(&self, fs: &Arc<Filesystem>, name: &[u8], place: ChecksumMode) -> NodeId {
         let root = &Caller::ROOT;
         let flags = OpenFlags::READ_WRITE;
         let (made, _) = fs.create(root, fs.root(), name, 0o600, flags, true).await.unwrap();
-        set_checksums(fs, root, made.node, place).await.unwrap();
+        set_checksum_mode(fs, root, made.node, place).await.unwrap();
         made.node
     }
 
@@ -169,7 +169,7 @@ enum Failing {
 }
 
 /// The result of a read of a file after a failure.
-fn outcome(place: Checksums, failing: Failing, sabotage: Option<Sabotage>) -> Outcome {
+fn outcome(place: ChecksumMode, failing: Failing, sabotage: Option<Sabotage>) -> Outcome {
     use Failing::*;
     let world = World::new(7, if sabotage == Some(Sabotage::NoBirth) { 0 } else { STALE });
     let drive = &world.device;
@@ -216,7 +216,7 @@ fn outcome(place: Checksums, failing: Failing, sabotage: Option<Sabotage>) -> Ou
             return found;
         }
         let counted = fs.pool().devices().failures().get(DeviceId(0), Failure::Integrity);
-        let has_tuples = matches!(place, Checksums::Guard | Checksums::Offload);
+        let has_tuples = matches!(place, ChecksumMode::Guard | ChecksumMode::Offload);
         assert_eq!(counted, u64::from(has_tuples && found == Error), "{place} {failing:?}");
         if !matches!(failing, FlipsToHost | MisdirectedRead | ChecksSkipped) {
             let report = check(fs.pool(), CheckOptions::default()).await;
@@ -250,26 +250,26 @@ fn each_failure_is_found_as_the_page_says() {
         (ChecksSkipped, [Error, Error, Wrong, Wrong]),
     ];
     for (failing, expected) in rows {
-        let found = Checksums::ALL.map(|place| outcome(place, failing, None));
+        let found = ChecksumMode::ALL.map(|place| outcome(place, failing, None));
         assert_eq!(found, expected, "{failing:?}");
     }
 }
 
 #[test]
 fn blocks_without_birth_are_noticed() {
-    let lost = |sabotage| outcome(Checksums::Guard, Failing::LostWrite, sabotage);
+    let lost = |sabotage| outcome(ChecksumMode::Guard, Failing::LostWrite, sabotage);
     assert_eq!((lost(None), lost(Some(Sabotage::NoBirth))), (Error, Wrong));
 }
 
 #[test]
 fn an_escape_that_is_accepted_is_noticed() {
-    let gone = |sabotage| outcome(Checksums::Guard, Failing::Deallocation, sabotage);
+    let gone = |sabotage| outcome(ChecksumMode::Guard, Failing::Deallocation, sabotage);
     assert_eq!((gone(None), gone(Some(Sabotage::AcceptEscape))), (Error, Wrong));
 }
 
 /// Overwrites a file while the power fails, after so many writes. Whether it has its old or its new
 /// content then, which must be the new one if the fsync has returned.
-fn survives(place: Checksums, seed: u64, sabotage: Option<Sabotage>) -> bool {
+fn survives(place: ChecksumMode, seed: u64, sabotage: Option<Sabotage>) -> bool {
     let world = World::new(seed, STALE);
     let (node, is_durable) = world.rt.block_on(async {
         let fs = world.open(sabotage).await;
@@ -296,7 +296,7 @@ const SEEDS: u64 = 60;
 
 #[test]
 fn a_crash_leaves_the_old_or_the_new_content() {
-    for place in Checksums::ALL {
+    for place in ChecksumMode::ALL {
         for seed in 0..SEEDS {
             assert!(survives(place, seed, None), "{place}, seed {seed}");
         }
@@ -306,7 +306,7 @@ fn a_crash_leaves_the_old_or_the_new_content() {
 #[test]
 fn r8_data_that_is_not_flushed_before_its_batch_is_noticed() {
     let broken = Some(Sabotage::NoFlushBeforeGuard);
-    for place in [Checksums::Guard, Checksums::Offload, Checksums::None] {
+    for place in [ChecksumMode::Guard, ChecksumMode::Offload, ChecksumMode::None] {
         let mut seeds = 0..SEEDS;
         assert!(seeds.any(|seed| !survives(place, seed, broken)), "{place}");
     }
@@ -320,7 +320,7 @@ fn memory_that_changed_is_an_error_of_its_file_alone() {
         let fs = world.open(Some(Sabotage::ChangeMemory)).await;
         let mut nodes = Vec::new();
         for name in [b"a", b"b"] {
-            let node = world.make(&fs, name, Checksums::Guard).await;
+            let node = world.make(&fs, name, ChecksumMode::Guard).await;
             let block = &content(name[0])[..BLOCK_BYTES];
             fs.write(node, 0, block, WriteFlags::default()).await.unwrap();
             nodes.push(node);
@@ -334,7 +334,7 @@ fn memory_that_changed_is_an_error_of_its_file_alone() {
     let world = World::new(4, STALE);
     world.rt.block_on(async {
         let fs = world.open(Some(Sabotage::ChangeMemory)).await;
-        let node = world.make(&fs, b"a", Checksums::Guard).await;
+        let node = world.make(&fs, b"a", ChecksumMode::Guard).await;
         assert!(write(&fs, node, 1).await.is_err(), "alone");
         assert!(fs.fsync(node, false).await.is_ok(), "R34: one error is reported once");
     });
@@ -345,7 +345,7 @@ fn refused_guards_take_no_space() {
     let world = World::new(5, STALE);
     world.rt.block_on(async {
         let fs = world.open(None).await;
-        let node = world.make(&fs, b"file", Checksums::Guard).await;
+        let node = world.make(&fs, b"file", ChecksumMode::Guard).await;
         write(&fs, node, 1).await.unwrap();
         fs.sync().await.unwrap();
         fs.write(node, 0, &content(2), WriteFlags::default()).await.unwrap();
@@ -366,7 +366,7 @@ fn each_mount_that_writes_has_births_of_its_own() {
     let mut world = World::new(6, STALE);
     let node = world.rt.block_on(async {
         let fs = world.open(None).await;
-        let node = world.make(&fs, b"file", Checksums::Guard).await;
+        let node = world.make(&fs, b"file", ChecksumMode::Guard).await;
         write(&fs, node, 1).await.unwrap();
         fs.close().await.unwrap();
         fs.pool().close().await.unwrap();
@@ -394,10 +394,10 @@ fn a_place_that_is_set_again_changes_nothing() {
     let world = World::new(8, STALE);
     world.rt.block_on(async {
         let fs = world.open(None).await;
-        let node = world.make(&fs, b"file", Checksums::Guard).await;
+        let node = world.make(&fs, b"file", ChecksumMode::Guard).await;
         let mut times = Vec::new();
-        for place in [Checksums::Guard, Checksums::Guard, Checksums::Offload] {
-            set_checksums(&fs, &Caller::ROOT, node, place).await.unwrap();
+        for place in [ChecksumMode::Guard, ChecksumMode::Guard, ChecksumMode::Offload] {
+            set_checksum_mode(&fs, &Caller::ROOT, node, place).await.unwrap();
             times.push(fs.getattr(node).await.unwrap().ctime);
             world.rt.sleep(std::time::Duration::from_secs(1)).await;
         }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_format::item::{Content, DeadItem, EPOCH, EpochItem, ShareItem};
-use copyhold_pool::{Expect, Pool};
+use copyhold_pool::{Condition, Pool};
 use copyhold_types::{EpochId, Key, Purpose, SubvolId, TableId};
 
 use crate::world::World;
@@ -200,7 +200,7 @@ impl World {
         for subvol in self.model.keys() {
             for (_, extent) in self.extents(*subvol) {
                 let run = extent.pointer.run;
-                let read = self.pool().read(run, Expect::Nothing, Purpose::Data, None);
+                let read = self.pool().read(run, Condition::Nothing, Purpose::Data, None);
                 let data = self.rt.block_on(read).unwrap();
                 let tag = |block: &[u8]| u64::from_le_bytes(block[..8].try_into().unwrap());
                 tags.extend((run.addr.raw()..).zip(data.chunks(4096).map(tag)));

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use copyhold_format::item::{GroupId, MEMORY, ShareItem};
 use copyhold_format::label::{AREA_BLOCKS, Label};
 use copyhold_format::space_map::{Descriptor, METASLAB};
-use copyhold_pool::{Expect, Pool};
+use copyhold_pool::{Condition, Pool};
 use copyhold_table::NodeVisit;
 use copyhold_types::{BlockAddr, EpochId, Key, NodePtr, Purpose, Run, SubvolId};
 
@@ -37,7 +37,7 @@ impl World {
         let mut found: Files = numbers_of(&limits).into_iter().collect();
         for (key, extent) in self.extents(subvol) {
             let run = extent.pointer.run;
-            let read = self.pool().read(run, Expect::Nothing, Purpose::Data, None);
+            let read = self.pool().read(run, Condition::Nothing, Purpose::Data, None);
             let data = self.rt.block_on(read).unwrap();
             for (n, block) in data.chunks(4096).enumerate() {
                 let tag = u64::from_le_bytes(block[..8].try_into().unwrap());

@@ -12,7 +12,7 @@ use copyhold_format::item::{
 };
 use copyhold_memory::{GroupLimits, Promise};
 use copyhold_pool::{
-    CreateOptions, IdSpace, LaneClass, Limits, OpenOptions, Pool, Protection, Tier, Transaction,
+    BlockMode, CreateOptions, IdSpace, LaneClass, Limits, OpenOptions, Pool, Tier, Transaction,
 };
 use copyhold_runtime::{Rt, SeededRuntime};
 use copyhold_types::{
@@ -290,7 +290,7 @@ impl World {
                     .flat_map(|tag| tag.to_le_bytes().into_iter().chain([0; 4088]))
                     .collect();
                 let bytes = Buf::from_bytes(&bytes).into();
-                pool.write(run, bytes, Purpose::Data, Protection::PLAIN).await.unwrap();
+                pool.write(run, bytes, Purpose::Data, BlockMode::PLAIN).await.unwrap();
             }
             let mut tx = Transaction::new();
             Self::take(&volumes, subvol, file, range.clone(), &mut tx).await;

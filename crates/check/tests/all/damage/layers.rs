@@ -5,7 +5,7 @@ use copyhold_device::sim::SimImage;
 use copyhold_format::digest;
 use copyhold_format::item::inode_key;
 use copyhold_format::node::{LeafBuilder, LeafView, Level, NodeOrigin, PartitionDescriptor};
-use copyhold_pool::{Expect, Pool, Protection, Transaction};
+use copyhold_pool::{BlockMode, Condition, Pool, Transaction};
 use copyhold_table::{NodeVisit, Table};
 use copyhold_types::{InodeNo, NodePtr, Purpose, Txg};
 
@@ -197,7 +197,7 @@ fn a_layer_whose_values_are_no_edits_is_told() {
     let image = rewritten(async |pool, descriptor| {
         let layer = descriptor.layers.iter_mut().find(|layer| layer.height == 0).unwrap();
         let run = layer.root.runs().next().unwrap();
-        let leaf = pool.read(run, Expect::Nothing, Purpose::Layer, None).await.unwrap();
+        let leaf = pool.read(run, Condition::Nothing, Purpose::Layer, None).await.unwrap();
         let leaf = LeafView::parse(leaf).unwrap();
         let mut builder = LeafBuilder::new(layer.root.blocks as usize * 4096);
         for (key, value) in leaf.iter() {
@@ -208,7 +208,7 @@ fn a_layer_whose_values_are_no_edits_is_told() {
         let header = leaf.header();
         let bytes = builder.finish(NodeOrigin { table: header.table, birth: header.birth });
         for run in layer.root.runs() {
-            pool.write(run, bytes.clone().into(), Purpose::Layer, Protection::PLAIN).await.unwrap();
+            pool.write(run, bytes.clone().into(), Purpose::Layer, BlockMode::PLAIN).await.unwrap();
         }
         layer.root.digest = digest(&bytes);
     });

@@ -9,7 +9,7 @@ use copyhold_format::node::{
     Child, InnerView, LeafBuilder, LeafView, Level, NodeOrigin, PartitionDescriptor, encode_inner,
 };
 use copyhold_format::space_map::{Descriptor, METASLAB};
-use copyhold_pool::{Expect, Pool, Protection, Transaction};
+use copyhold_pool::{BlockMode, Condition, Pool, Transaction};
 use copyhold_runtime::Rt;
 use copyhold_types::{Buf, InodeNo, Key, NodePtr, Purpose, Run, TableId};
 
@@ -232,13 +232,13 @@ fn a_pool_without_a_lost_space_map_is_not_written_to() {
 async fn put_node(pool: &Pool, ptr: NodePtr, bytes: &Buf) -> NodePtr {
     assert_eq!(bytes.blocks() as u32, ptr.blocks, "it takes the place of the old one");
     for run in ptr.runs() {
-        pool.write(run, bytes.clone().into(), Purpose::Leaf, Protection::PLAIN).await.unwrap();
+        pool.write(run, bytes.clone().into(), Purpose::Leaf, BlockMode::PLAIN).await.unwrap();
     }
     NodePtr { digest: digest(bytes), ..ptr }
 }
 
 async fn read_node(pool: &Pool, ptr: NodePtr) -> Buf {
-    pool.read(ptr.runs().next().unwrap(), Expect::Nothing, Purpose::Leaf, None).await.unwrap()
+    pool.read(ptr.runs().next().unwrap(), Condition::Nothing, Purpose::Leaf, None).await.unwrap()
 }
 
 /// Changes a partition's descriptor and the rows of its inner node, behind the pool's back. The

@@ -8,12 +8,12 @@ use copyhold_device::sim::{SimConfig, SimDevice, SimImage};
 use copyhold_device::{Device, DynDevice};
 use copyhold_format::block_checksum;
 use copyhold_format::item::{
-    self, Checksums, DIRENT, DirBucket, EPOCH, EpochItem, Extent, ExtentState, HashKey, InodeFlags,
-    InodeItem, SUBVOL, SubvolItem, XATTR, XATTR_VALUE_PIECE, XattrBucket, XattrValue,
+    self, ChecksumMode, DIRENT, DirBucket, EPOCH, EpochItem, Extent, ExtentState, HashKey,
+    InodeFlags, InodeItem, SUBVOL, SubvolItem, XATTR, XATTR_VALUE_PIECE, XattrBucket, XattrValue,
     dirent_bucket, xattr_bucket, xattr_piece,
 };
 use copyhold_pool::{
-    CreateOptions, IdSpace, LaneClass, Limits, OpenOptions, Pool, PoolError, Protection, Tier,
+    BlockMode, CreateOptions, IdSpace, LaneClass, Limits, OpenOptions, Pool, PoolError, Tier,
     Transaction,
 };
 use copyhold_runtime::{Rt, SeededRuntime};
@@ -126,7 +126,7 @@ pub(crate) fn inode(kind: u16, links: u32) -> InodeItem {
         generation: 0,
         parent: InodeNo(0),
         xattrs: 0,
-        checksums: Checksums::Item,
+        checksum_mode: ChecksumMode::Item,
     }
 }
 
@@ -194,7 +194,7 @@ impl Files {
                 (at..at + u64::from(run.blocks)).map(|block| content(ino, block)).collect();
             let sums = data.iter().map(|block| block_checksum(block)).collect();
             let bufs = data.iter().map(|block| Buf::from_bytes(block)).collect();
-            self.pool.write(run, bufs, Purpose::Data, Protection::PLAIN).await.unwrap();
+            self.pool.write(run, bufs, Purpose::Data, BlockMode::PLAIN).await.unwrap();
             let pointer = Pointer { run, epoch: EpochId(1), origin: EpochId(1) };
             let extent = Extent { pointer, state: ExtentState::Written(sums) };
             tx.put(TABLE, item::extent_key(ino, at), &extent.encode()[..]);

@@ -5,8 +5,8 @@ use copyhold_device::pi::{DriveFault, Emulated};
 use super::*;
 
 const BIRTH: u32 = 7;
-const GUARD: Expect<'static> = Expect::Guard { birth: BIRTH };
-const OFFLOAD: Expect<'static> = Expect::Offload { birth: BIRTH };
+const GUARD: Condition<'static> = Condition::Guard { birth: BIRTH };
+const OFFLOAD: Condition<'static> = Condition::Offload { birth: BIRTH };
 
 struct Namespaces {
     rt: std::sync::Arc<SeededRuntime>,
@@ -16,7 +16,7 @@ struct Namespaces {
 }
 
 impl Namespaces {
-    fn new(expect: Expect<'_>) -> Namespaces {
+    fn new(condition: Condition<'_>) -> Namespaces {
         let rt = SeededRuntime::new(1);
         let devices = IDS.map(|id| {
             let disk = SimDevice::new(rt.clone() as Rt, id, 640, 1);
@@ -29,20 +29,20 @@ impl Namespaces {
         let repair = Some(Repair { rt: rt.clone() as Rt, pins });
         let reader = Reader::new(Devices::of(all.collect(), CleanData::none()), repair);
         let world = Namespaces { rt, devices, reader, _pin: pin };
-        (0..IDS.len()).for_each(|copy| world.write(copy, &content(), expect));
+        (0..IDS.len()).for_each(|copy| world.write(copy, &content(), condition));
         world
     }
 
-    fn write(&self, copy: usize, content: &Buf, expect: Expect<'_>) {
+    fn write(&self, copy: usize, content: &Buf, condition: Condition<'_>) {
         let run = Run::new(BlockAddr::new(IDS[copy], AT), content.blocks() as u32);
         let data: Bufs = content.clone().into();
-        let protect = expect.protection().protect(self.reader.devices(), run, &data);
+        let protect = condition.mode().protect(self.reader.devices(), run, &data);
         let written = self.reader.devices().write(run, data, Purpose::Data, protect);
         self.rt.block_on(written).unwrap();
     }
 
-    fn read(&self, copies: &[Copied], expect: Expect<'_>) -> Result<Buf, Problem> {
-        self.rt.block_on(self.reader.read(copies, expect, Purpose::Data))
+    fn read(&self, copies: &[Copied], condition: Condition<'_>) -> Result<Buf, Problem> {
+        self.rt.block_on(self.reader.read(copies, condition, Purpose::Data))
     }
 
     fn counts(&self) -> [u64; 4] {
@@ -53,17 +53,17 @@ impl Namespaces {
 
 #[test]
 fn content_with_its_birth_is_read() {
-    for expect in [GUARD, OFFLOAD] {
-        let world = Namespaces::new(expect);
-        assert_eq!(world.read(&[copy(0)], expect).unwrap()[..], content()[..]);
+    for condition in [GUARD, OFFLOAD] {
+        let world = Namespaces::new(condition);
+        assert_eq!(world.read(&[copy(0)], condition).unwrap()[..], content()[..]);
         assert_eq!(world.counts(), [0, 0, 0, 0]);
     }
 }
 
 #[test]
 fn content_of_another_birth_is_a_mismatch_that_names_block_and_kind() {
-    for expect in [GUARD, OFFLOAD] {
-        let world = Namespaces::new(expect);
+    for condition in [GUARD, OFFLOAD] {
+        let world = Namespaces::new(condition);
         let stale = Buf::from_bytes(&content()[bytes(2)]);
         world.rt.block_on(async {
             let run = Run::new(BlockAddr::new(IDS[0], AT + 2), 1);
@@ -71,7 +71,7 @@ fn content_of_another_birth_is_a_mismatch_that_names_block_and_kind() {
             let devices = world.reader.devices();
             devices.write(run, stale.into(), Purpose::Data, protect).await.unwrap();
         });
-        let problem = world.read(&[copy(0)], expect).expect_err("VERIFY-V5");
+        let problem = world.read(&[copy(0)], condition).expect_err("VERIFY-V5");
         assert_eq!((problem.block, problem.causes.len()), (2, 1), "{problem}");
         assert!(problem.unreadable().is_none(), "the device has answered");
         let text = problem.to_string();
@@ -82,28 +82,28 @@ fn content_of_another_birth_is_a_mismatch_that_names_block_and_kind() {
 
 #[test]
 fn a_bad_copy_gets_its_content_and_its_tuple_again() {
-    for (expect, fault) in [(GUARD, DriveFault::FlipToHost), (OFFLOAD, DriveFault::LoseWrite)] {
-        let world = Namespaces::new(expect);
+    for (condition, fault) in [(GUARD, DriveFault::FlipToHost), (OFFLOAD, DriveFault::LoseWrite)] {
+        let world = Namespaces::new(condition);
         if fault == DriveFault::LoseWrite {
-            world.write(0, &Buf::zeroed(BLOCKS as usize), Expect::Offload { birth: BIRTH - 1 });
+            world.write(0, &Buf::zeroed(BLOCKS as usize), Condition::Offload { birth: BIRTH - 1 });
             world.devices[0].arm(Purpose::Data, 0, fault);
-            world.write(0, &content(), expect);
+            world.write(0, &content(), condition);
         } else {
             world.devices[0].arm(Purpose::Data, 0, fault);
         }
-        let read = world.read(&[copy(0), copy(1)], expect).unwrap();
+        let read = world.read(&[copy(0), copy(1)], condition).unwrap();
         assert_eq!(read[..], content()[..]);
         assert_eq!(world.counts(), [1, 0, 1, 0], "VERIFY-V2");
-        assert_eq!(world.read(&[copy(0)], expect).unwrap()[..], content()[..], "VERIFY-V5");
+        assert_eq!(world.read(&[copy(0)], condition).unwrap()[..], content()[..], "VERIFY-V5");
     }
 }
 
 #[test]
 fn an_escape_is_a_mismatch_for_the_host_only() {
-    for (expect, is_found) in [(GUARD, true), (OFFLOAD, false)] {
-        let world = Namespaces::new(expect);
+    for (condition, is_found) in [(GUARD, true), (OFFLOAD, false)] {
+        let world = Namespaces::new(condition);
         world.rt.block_on(world.devices[0].discard(AT, 1)).unwrap();
-        assert_eq!(world.read(&[copy(0)], expect).is_err(), is_found, "{expect:?}");
+        assert_eq!(world.read(&[copy(0)], condition).is_err(), is_found, "{condition:?}");
     }
 }
 

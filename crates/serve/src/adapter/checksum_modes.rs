@@ -1,12 +1,12 @@
-//! The place of checksums of a file, as an attribute of a name of our own.
+//! The checksum mode of a file, as an attribute of a name of our own.
 //!
 //! The kernel passes `system.` attributes on without a look at permissions, but only from mounts
-//! that may be written. The filesystem asks for the owner (PLACES-P2).
+//! that may be written. The filesystem asks for the owner (MODES-M2).
 
 use std::sync::Arc;
 
-use copyhold_format::item::Checksums;
-use copyhold_fs::{Caller, Filesystem, NodeId, checksums_of, set_checksums};
+use copyhold_format::item::ChecksumMode;
+use copyhold_fs::{Caller, Filesystem, NodeId, checksum_mode_of, set_checksum_mode};
 use copyhold_fuse::{Errno, Reply};
 
 use crate::errno::errno;
@@ -19,11 +19,11 @@ pub(super) async fn set(
 ) -> Reply<()> {
     let by = by.ok_or(Errno::EACCES)?;
     let name = std::str::from_utf8(value).map_err(|_| Errno::EINVAL)?;
-    let place: Checksums = name.parse().map_err(|()| Errno::EINVAL)?;
-    set_checksums(fs, &by, node, place).await.map_err(errno)
+    let mode: ChecksumMode = name.parse().map_err(|()| Errno::EINVAL)?;
+    set_checksum_mode(fs, &by, node, mode).await.map_err(errno)
 }
 
 pub(super) async fn get(fs: &Filesystem, node: NodeId) -> Reply<Vec<u8>> {
-    let place = checksums_of(fs, node).await.map_err(errno)?;
-    Ok(place.name().into())
+    let mode = checksum_mode_of(fs, node).await.map_err(errno)?;
+    Ok(mode.name().into())
 }

@@ -1,0 +1,135 @@
+//! Guards that the host makes of data, and writes of which the device refuses them.
+//!
+//! Problem.  A device with protection information compares the guards of a write with the data that
+//!           has arrived. If they differ, either the data changed on the way, and the host still
+//!           has it; or it changed in memory, after the guards were made.
+//! Idea.     The pool keeps the data and the guards of a write until it completes. It computes
+//!           refused guards again.
+//!
+//! GUARD-G1  If the guards are the same, the data changed on the way: the write may be repeated, on
+//!           other blocks, since the content of these is unknown.
+//! GUARD-G2  If the guards differ, the memory changed: the error names the changed blocks. New
+//!           guards would vouch for the change, so no write of these blocks is repeated.
+//!
+//! A write that the device accepts costs a reference to its data, and a copy of its guards.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use copyhold_device::pi::{Format, Guards};
+use copyhold_device::{DeviceError, Protect};
+use copyhold_format::item::ChecksumMode;
+use copyhold_types::{BLOCK_BYTES, Bufs, Run};
+
+use crate::PoolError;
+use crate::births::BlockMode;
+use crate::devices::Devices;
+
+impl BlockMode {
+    /// The protection that the device gives to `data`; the host makes its guards here.
+    pub(crate) fn protect(self, devices: &Devices, run: Run, data: &Bufs) -> Protect {
+        let birth = self.birth;
+        match (self.checksums, devices.protection_of(run.addr.device())) {
+            (ChecksumMode::Guard, Some(format)) => {
+                Protect::Guard { birth, guards: guards_of(&format, data) }
+            }
+            (ChecksumMode::Guard | ChecksumMode::Offload, _) => Protect::Offload { birth },
+            (ChecksumMode::Item | ChecksumMode::None, _) => Protect::Plain,
+        }
+    }
+}
+
+/// The guards of `data`.
+fn guards_of(format: &Format, data: &Bufs) -> Guards {
+    data.iter().flat_map(|buf| format.guards(buf)).collect()
+}
+
+/// A write with guards of the host, until it completes.
+pub(crate) struct GuardedWrite {
+    format: Format,
+    data: Bufs,
+    guards: Guards,
+}
+
+impl GuardedWrite {
+    /// None if the write has no guards of the host.
+    pub(crate) fn of(
+        devices: &Devices,
+        run: Run,
+        data: &Bufs,
+        protect: &Protect,
+    ) -> Option<GuardedWrite> {
+        let Protect::Guard { guards, .. } = protect else { return None };
+        let format = devices.protection_of(run.addr.device())?;
+        Some(GuardedWrite { format, data: data.clone(), guards: guards.clone() })
+    }
+
+    /// The error of this write: GUARD-G1, or GUARD-G2.
+    pub(crate) fn explain(self, error: DeviceError) -> PoolError {
+        if !matches!(error, DeviceError::Integrity { .. }) {
+            return error.into();
+        }
+        match self.changed_blocks() {
+            blocks if blocks.is_empty() => error.into(),
+            blocks => PoolError::MemoryChanged { blocks, error: Box::new(error) },
+        }
+    }
+
+    /// The blocks that have other guards than those sent.
+    fn changed_blocks(&self) -> Box<[u32]> {
+        let now = guards_of(&self.format, &self.data);
+        let of_block = BLOCK_BYTES / self.format.data_bytes();
+        let blocks = now.chunks(of_block).zip(self.guards.chunks(of_block));
+        (0..).zip(blocks).filter(|(_, (now, sent))| now != sent).map(|(nth, _)| nth).collect()
+    }
+}
+
+/// The sabotage [`ChangeMemory`](crate::Sabotage::ChangeMemory): one write has a guard of other
+/// data.
+#[derive(Debug, Default)]
+pub(crate) struct ChangedMemory(AtomicBool);
+
+impl ChangedMemory {
+    pub(crate) fn change_once(&self, protect: &mut Protect) {
+        if let Protect::Guard { guards, .. } = protect
+            && !self.0.swap(true, Relaxed)
+            && let Some(last) = guards.last_mut()
+        {
+            *last ^= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use copyhold_device::pi::Kind;
+    use copyhold_device::{Access, Verifier};
+    use copyhold_types::{Buf, Purpose};
+
+    use super::*;
+
+    #[test]
+    fn a_refused_guard_is_computed_again() {
+        let format: Format = "4096+16:64b".parse().unwrap();
+        let data: Bufs = Buf::from_bytes(&[7; 2 * BLOCK_BYTES]).into();
+        let refused = || DeviceError::Integrity {
+            name: "disk".into(),
+            block: 3,
+            blocks: 1,
+            why: Purpose::Data,
+            access: Access::Write,
+            kind: Kind::Guard,
+            by: Verifier::Device,
+        };
+        let explain = |guards| {
+            let write = GuardedWrite { format, data: data.clone(), guards };
+            write.explain(refused())
+        };
+        let same = explain(guards_of(&format, &data));
+        assert!(same.is_refused_guard(), "GUARD-G1: {same}");
+        let mut other = [7; 2 * BLOCK_BYTES];
+        other[BLOCK_BYTES] = 8;
+        let differs = explain(guards_of(&format, &Buf::from_bytes(&other).into()));
+        assert_eq!(differs.changed_blocks(), [1], "GUARD-G2: {differs}");
+        assert!(!differs.is_refused_guard() && same.changed_blocks().is_empty());
+    }
+}
