@@ -23,6 +23,7 @@
 mod disk;
 mod fault;
 mod image;
+mod namespace;
 mod state;
 
 use std::future::{pending, poll_fn};
@@ -39,6 +40,7 @@ use rand_xoshiro::rand_core::RngCore;
 pub use self::disk::SimDisk;
 pub use self::fault::{Fault, FaultRates, Lasting, Trigger};
 pub use self::image::{SECTOR_BYTES, SimImage};
+pub use self::namespace::make_namespace;
 use self::state::{DiskState, RequestId};
 use crate::error::check_bounds;
 use crate::pi::Format;

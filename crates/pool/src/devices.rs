@@ -6,7 +6,8 @@
 //! DEV-D1  A request is sent to the device that its address names. An address of a device that the
 //!         pool does not have, as in a damaged image, is an error.
 //! DEV-D2  A flush of the pool is a flush of each device; the first error counts.
-//! DEV-D3  Each read that a device fails is counted (`read_failures`).
+//! DEV-D3  Each read that a device fails, and each write whose guards it refuses, is counted
+//!         (`failures`).
 //! DEV-D4  A write or discard of blocks removes them from clean data before it begins (CLEAN-D2).
 //!         All writes to allocated blocks are sent here; only labels, uberblocks and log, in their
 //!         fixed areas, are not.
@@ -21,7 +22,7 @@ use copyhold_types::{Buf, Bufs, DeviceId, Purpose, Run};
 use futures_util::future::join_all;
 
 use crate::clean::CleanData;
-use crate::read_failures::{Failure, ReadFailures};
+use crate::failures::{Failure, Failures};
 
 type Request<T> = BoxFuture<'static, Result<T, DeviceError>>;
 
@@ -29,13 +30,13 @@ type Request<T> = BoxFuture<'static, Result<T, DeviceError>>;
 #[derive(Clone)]
 pub struct Devices {
     all: Arc<[(DeviceId, DynDevice)]>,
-    failures: Arc<ReadFailures>,
+    failures: Arc<Failures>,
     clean: Arc<CleanData>,
 }
 
 impl Devices {
     pub(crate) fn of(all: Vec<(DeviceId, DynDevice)>, clean: Arc<CleanData>) -> Devices {
-        let failures = Arc::new(ReadFailures::of(all.iter().map(|(id, _)| *id)));
+        let failures = Arc::new(Failures::of(all.iter().map(|(id, _)| *id)));
         Devices { all: all.into(), failures, clean }
     }
 
@@ -55,8 +56,9 @@ impl Devices {
         self.home().protection()
     }
 
-    /// Reads that failed and copies that were repaired since the pool was opened.
-    pub fn failures(&self) -> &ReadFailures {
+    /// Reads that failed, copies that were repaired and guards that were refused since the pool was
+    /// opened.
+    pub fn failures(&self) -> &Arc<Failures> {
         &self.failures
     }
 

@@ -8,21 +8,24 @@
 //!
 //! GUARD-G1  If the guards are the same, the data changed on the way: the write may be repeated, on
 //!           other blocks, since the content of these is unknown.
-//! GUARD-G2  If the guards differ, the memory changed: the error names the changed blocks. New
-//!           guards would vouch for the change, so no write of these blocks is repeated.
+//! GUARD-G2  If the guards differ, the memory changed: the error names the changed blocks, and is
+//!           reported before they are written again: new guards would vouch for the change.
+//! GUARD-G3  Each refusal is counted by its cause (DEV-D3), and logged here, once.
 //!
 //! A write that the device accepts costs a reference to its data, and a copy of its guards.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use copyhold_device::pi::{Format, Guards};
 use copyhold_device::{DeviceError, Protect};
 use copyhold_format::item::ChecksumMode;
-use copyhold_types::{BLOCK_BYTES, Bufs, Run};
+use copyhold_types::{BLOCK_BYTES, Bufs, DeviceId, Run};
 
 use crate::PoolError;
 use crate::births::BlockMode;
 use crate::devices::Devices;
+use crate::failures::{Failure, Failures};
 
 impl BlockMode {
     /// The protection that the device gives to `data`; the host makes its guards here.
@@ -48,6 +51,8 @@ pub(crate) struct GuardedWrite {
     format: Format,
     data: Bufs,
     guards: Guards,
+    device: DeviceId,
+    failures: Arc<Failures>,
 }
 
 impl GuardedWrite {
@@ -59,19 +64,27 @@ impl GuardedWrite {
         protect: &Protect,
     ) -> Option<GuardedWrite> {
         let Protect::Guard { guards, .. } = protect else { return None };
-        let format = devices.protection_of(run.addr.device())?;
-        Some(GuardedWrite { format, data: data.clone(), guards: guards.clone() })
+        let device = run.addr.device();
+        let format = devices.protection_of(device)?;
+        let failures = devices.failures().clone();
+        Some(GuardedWrite { format, data: data.clone(), guards: guards.clone(), device, failures })
     }
 
-    /// The error of this write: GUARD-G1, or GUARD-G2.
+    /// The error of this write (GUARD-G1, GUARD-G2).
     pub(crate) fn explain(self, error: DeviceError) -> PoolError {
         if !matches!(error, DeviceError::Integrity { .. }) {
             return error.into();
         }
-        match self.changed_blocks() {
-            blocks if blocks.is_empty() => error.into(),
-            blocks => PoolError::MemoryChanged { blocks, error: Box::new(error) },
+        let blocks = self.changed_blocks();
+        if blocks.is_empty() {
+            self.failures.count(self.device, Failure::ChangedOnTheWay);
+            tracing::warn!("{error}: the data changed on the way to the device; it is sent again");
+            return error.into();
         }
+        self.failures.count(self.device, Failure::ChangedInMemory);
+        let count = blocks.len();
+        tracing::error!("{error}: {count} blocks of the write changed in memory; fsync fails");
+        PoolError::MemoryChanged { blocks, error: Box::new(error) }
     }
 
     /// The blocks that have other guards than those sent.
@@ -120,9 +133,11 @@ mod tests {
             kind: Kind::Guard,
             by: Verifier::Device,
         };
+        let device = DeviceId(0);
+        let failures = Arc::new(Failures::of([device].into_iter()));
         let explain = |guards| {
-            let write = GuardedWrite { format, data: data.clone(), guards };
-            write.explain(refused())
+            let (data, failures) = (data.clone(), failures.clone());
+            GuardedWrite { format, data, guards, device, failures }.explain(refused())
         };
         let same = explain(guards_of(&format, &data));
         assert!(same.is_refused_guard(), "GUARD-G1: {same}");
@@ -131,5 +146,7 @@ mod tests {
         let differs = explain(guards_of(&format, &Buf::from_bytes(&other).into()));
         assert_eq!(differs.changed_blocks(), [1], "GUARD-G2: {differs}");
         assert!(!differs.is_refused_guard() && same.changed_blocks().is_empty());
+        let counted = Failure::REFUSED_GUARDS.map(|kind| failures.get(device, kind));
+        assert_eq!(counted, [1, 1], "GUARD-G3");
     }
 }

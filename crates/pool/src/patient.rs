@@ -234,7 +234,7 @@ impl Device for Patient {
 
 #[cfg(test)]
 mod tests {
-    use copyhold_device::pi::Emulated;
+    use copyhold_device::sim::make_namespace;
     use copyhold_device::{SimDevice, Verifier};
     use copyhold_runtime::{Runtime, SeededRuntime};
     use copyhold_types::BLOCK_BYTES;
@@ -246,8 +246,7 @@ mod tests {
     fn world() -> (Arc<SeededRuntime>, Arc<SimDevice>, Arc<Patient>) {
         let rt = SeededRuntime::new(1);
         let disk = SimDevice::new(rt.clone() as Rt, DeviceId(0), 100, 1);
-        let made = Emulated::create(rt.clone(), disk.clone(), FORMAT.parse().unwrap());
-        let namespace = rt.block_on(made).unwrap();
+        let namespace = make_namespace(&rt, &disk, FORMAT);
         let patient = Patient::new(namespace, rt.clone(), Arc::default(), &Limits::default());
         patient.begin();
         (rt, disk, patient)

@@ -38,8 +38,8 @@ use crate::attached::{self, Found};
 use crate::births::BlockMode;
 use crate::copies::{Copied, Copies, join};
 use crate::devices::Devices;
+use crate::failures::{Failure, Failures};
 use crate::pins::Pins;
-use crate::read_failures::{Failure, ReadFailures};
 use crate::{Limits, PoolError, Sabotage};
 
 /// How often [`Reader::judge`] reads a block that returns errors.
@@ -215,7 +215,7 @@ impl Reader {
         &self.devices
     }
 
-    pub(crate) fn failures(&self) -> &ReadFailures {
+    pub(crate) fn failures(&self) -> &Failures {
         self.devices.failures()
     }
 

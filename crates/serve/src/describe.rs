@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use copyhold_format::item::ChecksumMode;
 use copyhold_fs::Filesystem;
 use copyhold_memory::{MemoryClass, Shares};
-use copyhold_pool::{Failure, JoinWait, Pool, ReadFailures};
+use copyhold_pool::{Failure, Failures, JoinWait, Pool};
 use copyhold_types::{BLOCK_BYTES, DeviceId, PoolId, Purpose};
 use serde_json::{Map, Value, json};
 
@@ -35,10 +36,13 @@ pub fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
     });
     let Value::Object(mut fields) = fields else { unreachable!("an object was made") };
     let counters = pool.devices().counters();
+    fields.insert("checksum_modes".into(), checksum_modes(pool));
     fields.insert("flushes".into(), counters.flushes.into());
     fields.insert("discarded_bytes".into(), counters.discarded_bytes.into());
     fields.insert("join_wait".into(), join_wait(&pool.join_wait()));
-    fields.insert("read_failures".into(), read_failures(pool.devices().failures()));
+    let failures = pool.devices().failures();
+    fields.insert("read_failures".into(), by_device(failures, &Failure::READS));
+    fields.insert("refused_guards".into(), by_device(failures, &Failure::REFUSED_GUARDS));
     let by_purpose = Purpose::ALL.iter().zip(&counters.purposes).map(|(purpose, count)| {
         let counts = json!({
             "writes": count.writes,
@@ -50,6 +54,16 @@ pub fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
     });
     fields.insert("counters".into(), Value::Object(by_purpose.collect()));
     fields
+}
+
+/// The mode that new extents get on this device, by the mode that their file has.
+fn checksum_modes(pool: &Pool) -> Value {
+    let is_protected = pool.devices().protection().is_some();
+    let row = |mode: ChecksumMode| {
+        let in_effect = mode.on_device(is_protected).name();
+        (mode.name().to_owned(), json!({ "new_extents": in_effect }))
+    };
+    Value::Object(ChecksumMode::ALL.into_iter().map(row).collect())
 }
 
 /// The fields for callers without privilege: df(1) shows the same.
@@ -64,11 +78,11 @@ pub fn outline(pool: &Pool) -> Value {
     })
 }
 
-/// By device, since the mount.
-fn read_failures(failures: &ReadFailures) -> Value {
+/// Counts of these kinds by device, since the mount.
+fn by_device(failures: &Failures, kinds: &[Failure]) -> Value {
     let of_device = |id: DeviceId| {
-        let count = |kind: Failure| (kind.name().to_owned(), failures.get(id, kind).into());
-        (id.0.to_string(), Value::Object(Failure::ALL.into_iter().map(count).collect()))
+        let count = |kind: &Failure| (kind.name().to_owned(), failures.get(id, *kind).into());
+        (id.0.to_string(), Value::Object(kinds.iter().map(count).collect()))
     };
     Value::Object(failures.devices().map(of_device).collect())
 }

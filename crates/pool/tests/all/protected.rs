@@ -2,12 +2,17 @@
 
 use std::sync::Arc;
 
-use copyhold_device::pi::{self, Emulated, Format};
-use copyhold_device::sim::{Fault, Lasting, SimImage, Trigger};
+use copyhold_device::pi::{self, DriveFault, Emulated, Format};
+use copyhold_device::sim::{Fault, Lasting, SimImage, Trigger, make_namespace};
 use copyhold_device::{Device, DynDevice, OpenMode};
+use copyhold_format::item::ChecksumMode;
 use copyhold_format::label::{Features, Label};
-use copyhold_pool::{CreateOptions, OpenOptions, Pool, PoolError, read_labels};
+use copyhold_pool::{
+    CreateOptions, Failure, LaneClass, OpenOptions, Pool, PoolError, Tier, block_mode,
+    defer_written, leave_trace, read_labels,
+};
 use copyhold_runtime::Rt;
+use copyhold_types::{Buf, DeviceId, Purpose};
 use futures_util::future::{Either, select};
 
 use crate::machine::Machine;
@@ -25,9 +30,8 @@ struct World {
 impl World {
     fn new(format: &str) -> World {
         let machine = Machine::on(&SimImage::empty(BLOCKS));
-        let (rt, disk): (Rt, DynDevice) = (machine.rt.clone(), machine.device());
-        let made = Emulated::create(rt.clone(), disk, format.parse().unwrap());
-        let device = machine.rt.block_on(made).unwrap();
+        let rt: Rt = machine.rt.clone();
+        let device = make_namespace(&machine.rt, &machine.disk, format);
         let options = CreateOptions { log_bytes: Some(1 << 20), ..CreateOptions::default() };
         let namespace: DynDevice = device.clone();
         let label = machine.rt.block_on(Pool::create(&rt, &namespace, &options)).unwrap();
@@ -131,9 +135,7 @@ fn a_pool_is_refused_on_a_namespace_that_was_made_anew() {
         ("4096+16:64b", "was made anew since: its tuples are lost"),
     ] {
         let world = World::new("4096+16:64b");
-        let (rt, disk): (Rt, DynDevice) = (world.machine.rt.clone(), world.machine.device());
-        let again = Emulated::create(rt, disk, format.parse().unwrap());
-        world.machine.rt.block_on(again).unwrap();
+        make_namespace(&world.machine.rt, &world.machine.disk, format);
         let refused = refusal(&world.machine.disk.image());
         assert!(refused.contains(says), "{refused}");
     }
@@ -186,4 +188,32 @@ fn a_label_names_the_protection_from_the_first_mount_that_may_write() {
         writes += 1;
     }
     assert!(writes > 2, "{writes}");
+}
+
+/// GUARD-G1, GUARD-G3.
+#[test]
+fn a_write_that_changed_on_its_way_is_refused_and_counted() {
+    let world = World::new("4096+16:64b");
+    let rt: Rt = world.machine.rt.clone();
+    world.machine.rt.block_on(async {
+        let device: DynDevice = world.device.clone();
+        let pool = Pool::open(rt, device, OpenOptions::default()).await.unwrap();
+        leave_trace(&pool, ChecksumMode::Guard).await.unwrap();
+        let counted = || {
+            let failures = pool.devices().failures();
+            Failure::REFUSED_GUARDS.map(|kind| failures.get(DeviceId(0), kind))
+        };
+        for (fault, refused) in [(None, 0), (Some(DriveFault::FlipToDrive), 1)] {
+            let mut reserved = pool.reserve(4, Tier::Write).await.unwrap();
+            let claim = pool.claim(LaneClass::Data, 4, &mut reserved).unwrap().remove(0);
+            let mode = block_mode(&pool, ChecksumMode::Guard);
+            assert!(mode.has_tags());
+            fault.into_iter().for_each(|fault| world.device.arm(Purpose::Data, 0, fault));
+            let data = Buf::from_bytes(&[7; 4 * 4096]).into();
+            let written = pool.write(claim.run(), data, Purpose::Data, mode).await;
+            assert_eq!(written.is_err_and(|error| error.is_refused_guard()), refused == 1);
+            assert_eq!(counted(), [refused, 0]);
+            defer_written(&pool, claim);
+        }
+    });
 }

@@ -11,7 +11,9 @@ use super::super::layout::complement;
 use super::super::{Guards, Kind, Place, Type};
 use super::*;
 use crate::Verifier;
-use crate::sim::{Fault, Lasting, SimConfig, SimDevice, SimImage, Trigger};
+use crate::sim::{
+    Fault, Lasting, SimConfig, SimDevice, SimImage, Trigger, make_namespace,
+};
 
 const WHY: Purpose = Purpose::Data;
 const BIRTH: u32 = 70_000;
@@ -34,8 +36,7 @@ impl World {
     fn new(format: &str, seed: u64) -> World {
         let rt = SeededRuntime::new(seed);
         let disk = disk_of(&rt, SimImage::empty(BLOCKS), seed);
-        let format = format.parse().unwrap();
-        let device = rt.block_on(Emulated::create(rt.clone(), disk.clone(), format)).unwrap();
+        let device = make_namespace(&rt, &disk, format);
         World { rt, disk, device }
     }
 

@@ -1,6 +1,7 @@
 //! Content with tuples beside its blocks, on two emulated namespaces with a copy each.
 
 use copyhold_device::pi::{DriveFault, Emulated};
+use copyhold_device::sim::make_namespace;
 
 use super::*;
 
@@ -20,8 +21,7 @@ impl Namespaces {
         let rt = SeededRuntime::new(1);
         let devices = IDS.map(|id| {
             let disk = SimDevice::new(rt.clone() as Rt, id, 640, 1);
-            let format = "4096+16:64b".parse().unwrap();
-            rt.block_on(Emulated::create(rt.clone() as Rt, disk, format)).unwrap()
+            make_namespace(&rt, &disk, "4096+16:64b")
         });
         let all = IDS.iter().zip(&devices).map(|(id, one)| (*id, one.clone() as DynDevice));
         let pins = Pins::default();

@@ -1,8 +1,8 @@
-//! Counts of reads that failed, and of repairs, by device and kind.
+//! Counts of reads that failed, of repairs, and of refused guards, by device and kind.
 //!
-//! Counted since the pool was opened. `unreadable` and `integrity` are requests, so a block that is
-//! read three times in vain counts three times; `mismatch` are copies, or single blocks where each
-//! is read alone; `repaired` and `unrepaired` are runs.
+//! Counted since the pool was opened. `unreadable`, `integrity` and both kinds of refused guards
+//! are requests, so a block that is read three times in vain counts three times; `mismatch` are
+//! copies, or single blocks where each is read alone; `repaired` and `unrepaired` are runs.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -23,10 +23,15 @@ pub enum Failure {
     Unrepaired,
     /// No copy was good: the read failed. Counted once for each device that has a copy.
     Lost,
+    /// The device refused the guards of a write; the data changed on the way (GUARD-G1).
+    ChangedOnTheWay,
+    /// The device refused the guards of a write; the data changed in memory (GUARD-G2).
+    ChangedInMemory,
 }
 
 impl Failure {
-    pub const ALL: [Failure; 6] = [
+    /// Of reads, and of the repairs that they make.
+    pub const READS: [Failure; 6] = [
         Failure::Unreadable,
         Failure::Integrity,
         Failure::Mismatch,
@@ -34,6 +39,11 @@ impl Failure {
         Failure::Unrepaired,
         Failure::Lost,
     ];
+
+    /// Of writes: the device refused their guards.
+    pub const REFUSED_GUARDS: [Failure; 2] = [Failure::ChangedOnTheWay, Failure::ChangedInMemory];
+
+    const KINDS: usize = Failure::READS.len() + Failure::REFUSED_GUARDS.len();
 
     /// The key of this kind in reports.
     pub fn name(self) -> &'static str {
@@ -44,19 +54,21 @@ impl Failure {
             Failure::Repaired => "repaired",
             Failure::Unrepaired => "unrepaired",
             Failure::Lost => "lost",
+            Failure::ChangedOnTheWay => "changed_on_the_way",
+            Failure::ChangedInMemory => "changed_in_memory",
         }
     }
 }
 
 /// The counters of each device.
 #[derive(Debug)]
-pub struct ReadFailures {
-    devices: Vec<(DeviceId, [AtomicU64; Failure::ALL.len()])>,
+pub struct Failures {
+    devices: Vec<(DeviceId, [AtomicU64; Failure::KINDS])>,
 }
 
-impl ReadFailures {
-    pub(crate) fn of(devices: impl Iterator<Item = DeviceId>) -> ReadFailures {
-        ReadFailures { devices: devices.map(|id| (id, Default::default())).collect() }
+impl Failures {
+    pub(crate) fn of(devices: impl Iterator<Item = DeviceId>) -> Failures {
+        Failures { devices: devices.map(|id| (id, Default::default())).collect() }
     }
 
     /// A device that the pool does not have, as in a damaged pointer, has no counters.
