@@ -18,5 +18,7 @@ pub const CHECKED: &str = "system.copyhold.checked";
 /// The attribute that is the checksum mode of a file's new extents (`item`, `guard`,
 /// `offload`, `none`). It is not listed.
 pub const CHECKSUM: &str = "system.copyhold.checksum";
+/// The attribute that is the mode which these extents get on the pool's device. It is only read.
+pub const CHECKSUM_IN_EFFECT: &str = "system.copyhold.checksum_in_effect";
 /// A question about tenants.
 pub const TENANTS: Command = Command::exchanging(GROUP, 3, (16 << 10) - 8);

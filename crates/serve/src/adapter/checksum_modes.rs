@@ -1,4 +1,4 @@
-//! The checksum mode of a file, as an attribute of a name of our own.
+//! The checksum mode of a file, as attributes of names of our own.
 //!
 //! The kernel passes `system.` attributes on without a look at permissions, but only from mounts
 //! that may be written. The filesystem asks for the owner (MODES-M2).
@@ -26,4 +26,11 @@ pub(super) async fn set(
 pub(super) async fn get(fs: &Filesystem, node: NodeId) -> Reply<Vec<u8>> {
     let mode = checksum_mode_of(fs, node).await.map_err(errno)?;
     Ok(mode.name().into())
+}
+
+/// The mode of new extents on the pool's device.
+pub(super) async fn get_in_effect(fs: &Filesystem, node: NodeId) -> Reply<Vec<u8>> {
+    let mode = checksum_mode_of(fs, node).await.map_err(errno)?;
+    let is_protected = fs.pool().devices().protection().is_some();
+    Ok(mode.on_device(is_protected).name().into())
 }

@@ -374,6 +374,9 @@ impl Operations for Adapter {
         if name == control::CHECKSUM.as_bytes() {
             return Box::pin(checksum_modes::get(&self.fs, node)).await;
         }
+        if name == control::CHECKSUM_IN_EFFECT.as_bytes() {
+            return Box::pin(checksum_modes::get_in_effect(&self.fs, node)).await;
+        }
         self.fs.get_xattr(node, name).await.map_err(errno)
     }
 
