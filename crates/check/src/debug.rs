@@ -4,6 +4,8 @@
 //! label and an uberblock, the others a pool that opens read-only. A field whose name ends in
 //! `blocks` counts blocks of 4 KiB, `bytes` bytes.
 
+mod extents;
+
 use copyhold_device::DynDevice;
 use copyhold_format::label::Label;
 use copyhold_format::node::{Level, Node};
@@ -17,6 +19,8 @@ use serde::Serialize;
 use crate::copies::Copies;
 use crate::labels::{Area, read_areas};
 use crate::problem::End;
+
+pub use extents::{ExtentView, ExtentsView, extents};
 
 /// Both ends of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

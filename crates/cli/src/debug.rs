@@ -31,6 +31,8 @@ enum View {
     Tables(Target),
     /// Nodes of the tables, with their items
     Nodes(Nodes),
+    /// Extents of files, with their checksum modes and births
+    Extents(Extents),
     /// Metaslabs and their free space
     #[command(after_help = "Example:\n  copyhold debug space /srv/pool.img --json | jq .")]
     Space(Target),
@@ -55,6 +57,23 @@ struct Nodes {
     table: Option<u64>,
 }
 
+/// An extent is a run of at most 32 blocks of a file. Each has its own checksum mode, whatever mode
+/// its file has now; the birth is in the tags of its blocks, in modes that have tuples.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    copyhold debug extents /srv/pool.img --table 3\n  \
+    copyhold debug extents /srv/pool.img --inode 260    (as `ls -i` shows it)")]
+struct Extents {
+    /// The file or block device
+    pool: PathBuf,
+    /// Only this table: each subvolume has one
+    #[arg(long)]
+    table: Option<u64>,
+    /// Only files of this number
+    #[arg(long)]
+    inode: Option<u64>,
+}
+
 /// Headers and tuples are shown as they are on the file or device, damaged ones too. A guard that
 /// differs means that data or tuple changed; only reads compare tags with an expected birth.
 #[derive(Debug, clap::Args)]
@@ -74,6 +93,7 @@ impl Debug {
             View::Log(target) => engine::log(&target.pool)?,
             View::Tables(target) => engine::tables(&target.pool)?,
             View::Nodes(nodes) => engine::nodes(&nodes.pool, nodes.table)?,
+            View::Extents(of) => engine::extents(&of.pool, of.table, of.inode)?,
             View::Space(target) => engine::space(&target.pool)?,
             View::Protection(of) => engine::protection(&of.pool, of.block)?,
             View::Export(export) => return export.run(report),

@@ -27,7 +27,7 @@ use crate::failure::Failure;
 pub(crate) use patience::patiently;
 pub(crate) use protection::protection;
 pub(crate) use serve::serve;
-pub(crate) use views::{labels, log, nodes, space, tables};
+pub(crate) use views::{extents, labels, log, nodes, space, tables};
 
 /// Executors, and what they open.
 pub(crate) struct Machine {
