@@ -1,7 +1,7 @@
 //! The checksum mode of file data: a property of files, and of each extent.
 //!
 //! An inode has the mode of its new extents; each extent has its own. So a change of the
-//! property rewrites nothing (`docs/integrity.md`, section 4).
+//! property rewrites nothing (`docs/integrity.md`, section 2).
 
 use std::fmt;
 use std::str::FromStr;
