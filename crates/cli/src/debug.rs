@@ -62,14 +62,14 @@ struct Nodes {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold debug extents /srv/pool.img --table 3\n  \
-    copyhold debug extents /srv/pool.img --inode 260    (as `ls -i` shows it)")]
+    copyhold debug extents /srv/pool.img --inode 68719476738")]
 struct Extents {
     /// The file or block device
     pool: PathBuf,
-    /// Only this table: each subvolume has one
+    /// Only this table, as `debug tables` shows it
     #[arg(long)]
     table: Option<u64>,
-    /// Only files of this number
+    /// Only the file of this number, as `ls -i` shows it, in the table of its subvolume
     #[arg(long)]
     inode: Option<u64>,
 }

@@ -4,6 +4,7 @@
 
 mod budget;
 mod errors;
+mod extents;
 mod patience;
 mod protection;
 mod serve;
@@ -24,10 +25,11 @@ use rustix::io::Errno;
 
 use crate::failure::Failure;
 
+pub(crate) use extents::extents;
 pub(crate) use patience::patiently;
 pub(crate) use protection::protection;
 pub(crate) use serve::serve;
-pub(crate) use views::{extents, labels, log, nodes, space, tables};
+pub(crate) use views::{labels, log, nodes, space, tables};
 
 /// Executors, and what they open.
 pub(crate) struct Machine {

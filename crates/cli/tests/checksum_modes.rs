@@ -25,7 +25,7 @@ fn text(arguments: &[&str]) -> String {
 /// A directory with this mode.
 fn directory(site: &Site, mode: &str) -> String {
     let path = site.at(mode);
-    fs::create_dir(&path).unwrap();
+    fs::create_dir_all(&path).unwrap();
     site.done(&["property", "set", &path, "checksum", mode]);
     path
 }
@@ -45,6 +45,7 @@ fn file(directory: &str) -> String {
 #[test]
 fn debug_extents_shows_the_mode_and_the_birth_of_each_extent() {
     let Some(site) = Site::made(&WITH_TUPLES, &[]) else { return };
+    site.subvolume("offload");
     let files = MODES.map(|mode| (mode, file(&directory(&site, mode))));
     site.unmount();
     for (mode, inode) in files {
@@ -64,6 +65,9 @@ fn debug_extents_shows_the_mode_and_the_birth_of_each_extent() {
         let ends = |line: &str| line.split_whitespace().rev().take(2).eq([&*birth, mode]);
         assert!(text.lines().any(ends), "{text}");
     }
+    let absent = (1_u64 << 40).to_string();
+    let arguments = ["debug", "extents", &site.pool(), "--inode", &absent];
+    site.refused(&arguments, "ENOENT", "no subvolume with a file of number");
     let all = site.done(&["debug", "extents", &site.pool()]);
     let all = all["extents"].as_array().unwrap();
     assert!(MODES.iter().all(|mode| all.iter().any(|extent| extent["checksum"] == *mode)));

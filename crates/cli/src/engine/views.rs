@@ -12,7 +12,7 @@ use copyhold_format::node::Level;
 use copyhold_log::{Recovered, Ring, recover};
 use copyhold_pool::{PoolError, find_labels, newest_uberblock, read_labels, read_uberblocks};
 use copyhold_serve::describe;
-use copyhold_types::{InodeNo, NodePtr, TableId, Txg};
+use copyhold_types::{NodePtr, Txg};
 use serde_json::{Value, json};
 
 use super::Machine;
@@ -174,19 +174,6 @@ pub(crate) fn nodes(pool: &Path, only: Option<u64>) -> Result<Value, Failure> {
 fn place(ptr: &NodePtr) -> String {
     let copies: Vec<String> = ptr.runs().map(|run| run.addr.to_string()).collect();
     format!("{}+{}", copies.join(" "), ptr.blocks)
-}
-
-/// Extents of files, with checksum mode and birth.
-pub(crate) fn extents(
-    pool: &Path,
-    table: Option<u64>,
-    inode: Option<u64>,
-) -> Result<Value, Failure> {
-    let machine = Machine::start()?;
-    let pool = machine.open_to_read(pool)?;
-    let (table, inode) = (table.map(TableId), inode.map(InodeNo));
-    let view = machine.run(copyhold_check::debug::extents(&pool, table, inode));
-    Ok(json!(view))
 }
 
 /// Metaslabs, their allocations, and how contiguous the rest is.
