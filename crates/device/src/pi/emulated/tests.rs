@@ -11,9 +11,7 @@ use super::super::layout::complement;
 use super::super::{Guards, Kind, Place, Type};
 use super::*;
 use crate::Verifier;
-use crate::sim::{
-    Fault, Lasting, SimConfig, SimDevice, SimImage, Trigger, make_namespace,
-};
+use crate::sim::{Fault, Lasting, SimConfig, SimDevice, SimImage, Trigger, make_namespace};
 
 const WHY: Purpose = Purpose::Data;
 const BIRTH: u32 = 70_000;
