@@ -8,14 +8,19 @@
 //!
 //! btrfs has the arms `item` and `none`: with and without `nodatasum`. Filesystems without
 //! checksums have the arm `none`.
+//!
+//! The report ends with figures that follow from the medians of the run: extra writes of each arm,
+//! and `guard` beside `item` and beside btrfs with checksums, each with its target. The targets are
+//! those of four writers on a data set of twenty times the delta.
 
 use std::fmt;
 
 use copyhold_harness::Interrupt;
 
-use crate::clients::Clients;
+use crate::clients::{self, Clients};
 use crate::error::BenchError;
 use crate::job::{Job, on_fresh};
+use crate::judgement::{Bound, Judgement, Medians};
 use crate::places::BLOCK;
 use crate::random_overwrite::{RandomOverwrite, Variant};
 use crate::sample::{Sample, compared};
@@ -125,7 +130,56 @@ impl Job for Integrity {
         }
         Ok(samples)
     }
+
+    fn judgements(&self, medians: Medians<'_>) -> Vec<Judgement> {
+        let judged = self.variants.iter().filter(|one| **one != Variant::Fsync);
+        let names = judged.map(|one| clients::variant(&one.to_string(), self.writers));
+        names.flat_map(|variant| judgements_of(&variant, medians)).collect()
+    }
 }
+
+/// Bytes that the device writes in addition, for each byte of the program; tuples apart.
+fn extra_writes(kind: Kind, way: Way, variant: &str, medians: Medians<'_>) -> Option<f64> {
+    let all = medians(kind, &format!("{way}.{variant}.device_bytes"))?;
+    let tuples = medians(kind, &format!("{way}.{variant}.device_bytes.guard"));
+    Some(all - tuples.unwrap_or_default() - 1.0)
+}
+
+/// Extra writes of each way, and `guard` beside `item` and beside btrfs with checksums.
+fn judgements_of(variant: &str, medians: Medians<'_>) -> Vec<Judgement> {
+    let mut judgements = Vec::new();
+    for (kind, way) in
+        [Kind::Copyhold, Kind::Btrfs].iter().flat_map(|kind| Way::ALL.map(|way| (*kind, way)))
+    {
+        let Some(extra) = extra_writes(kind, way, variant, medians) else { continue };
+        let is_judged = (kind, way) == (Kind::Copyhold, Way::Guard);
+        let bound = is_judged.then_some(EXTRA_WRITES);
+        let name = format!("{variant}.extra_writes.{}.{way}", kind.name());
+        judgements.push(Judgement::new(name, extra, bound));
+    }
+    for (metric, peer, bound) in RATIOS {
+        let of = |kind, way: Way| medians(kind, &format!("{way}.{variant}.{metric}"));
+        let (Some(ours), Some(theirs)) = (of(Kind::Copyhold, Way::Guard), of(peer, Way::Item))
+        else {
+            continue;
+        };
+        if theirs > 0.0 {
+            let name = format!("{variant}.{metric}.guard_to_{}_item", peer.name());
+            judgements.push(Judgement::new(name, ours / theirs, Some(bound)));
+        }
+    }
+    judgements
+}
+
+/// Targets of `guard`: extra writes, at a data set of twenty times the delta …
+const EXTRA_WRITES: Bound = Bound::AtMost(0.06);
+/// … and each metric beside the same with checksums in tables.
+const RATIOS: [(&str, Kind, Bound); 4] = [
+    ("iops", Kind::Btrfs, Bound::AtLeast(8.0)),
+    ("iops", Kind::Copyhold, Bound::AtLeast(1.0)),
+    ("device_bytes", Kind::Btrfs, Bound::AtMost(0.48)),
+    ("cpu", Kind::Btrfs, Bound::AtMost(0.42)),
+];
 
 impl Integrity {
     fn overwrites(&self) -> RandomOverwrite {
@@ -142,4 +196,33 @@ fn set(target: &Target<'_>, way: Way) -> Result<(), BenchError> {
     let mut command = target.copyhold();
     command.args(["property", "set"]).arg(target.directory()).args(["checksum", way.name()]);
     run(&mut command).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_follow_from_medians_of_the_same_run() {
+        let medians = |kind, metric: &str| match (kind, metric) {
+            (Kind::Copyhold, "guard.direct.device_bytes") => Some(1.0625),
+            (Kind::Copyhold, "guard.direct.device_bytes.guard") => Some(0.03125),
+            (Kind::Copyhold, "guard.direct.iops") => Some(900.0),
+            (Kind::Copyhold, "item.direct.iops") => Some(1000.0),
+            (Kind::Btrfs, "item.direct.iops") => Some(100.0),
+            (Kind::Btrfs, "item.direct.device_bytes") => Some(2.125),
+            _ => None,
+        };
+        let of =
+            |name: &str, value, bound| Judgement::new(format!("direct.{name}"), value, Some(bound));
+        let expected = [
+            of("extra_writes.copyhold.guard", 0.03125, Bound::AtMost(0.06)),
+            Judgement::new("direct.extra_writes.btrfs.item".into(), 1.125, None),
+            of("iops.guard_to_btrfs_item", 9.0, Bound::AtLeast(8.0)),
+            of("iops.guard_to_copyhold_item", 0.9, Bound::AtLeast(1.0)),
+            of("device_bytes.guard_to_btrfs_item", 0.5, Bound::AtMost(0.48)),
+        ];
+        assert_eq!(judgements_of("direct", &medians), expected);
+        assert_eq!(judgements_of("buffered", &medians), []);
+    }
 }

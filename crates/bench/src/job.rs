@@ -3,6 +3,7 @@
 use copyhold_harness::Interrupt;
 
 use crate::error::BenchError;
+use crate::judgement::{Judgement, Medians};
 use crate::sample::Sample;
 use crate::target::{Kind, Site, Target};
 
@@ -17,6 +18,12 @@ pub(crate) trait Job {
     fn left_out(&self, kind: Kind) -> Option<&'static str> {
         let _ = kind;
         None
+    }
+
+    /// Figures that follow from those of all rounds, with their targets.
+    fn judgements(&self, medians: Medians<'_>) -> Vec<Judgement> {
+        let _ = medians;
+        Vec::new()
     }
 
     /// One round on one kind of filesystem, made for it.

@@ -31,6 +31,7 @@ mod files;
 mod groups;
 mod integrity;
 mod job;
+mod judgement;
 mod machine;
 mod measured;
 mod memory;
@@ -258,6 +259,11 @@ fn measure(
     }
     if let Some(path) = &common.plot {
         fs::write(path, plot::svg(&summary)).on(path.display())?;
+    }
+    for job in jobs {
+        let median = |kind: Kind, metric: &str| summary.median(job.name(), kind, metric);
+        let judgements = job.judgements(&median);
+        summary.judge(job.name(), judgements);
     }
     match common.json {
         true => print!("{}", summary.json_lines(&site.notes())),

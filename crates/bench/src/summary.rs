@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
+use crate::judgement::Judgement;
 use crate::machine::Machine;
 use crate::sample::Sample;
 use crate::target::Kind;
@@ -17,6 +18,8 @@ pub(crate) struct Summary {
     /// Metrics in the order in which they first came.
     metrics: Vec<Metric>,
     values: BTreeMap<(Kind, Metric), Vec<f64>>,
+    /// By job.
+    judgements: Vec<(&'static str, Judgement)>,
 }
 
 /// What is measured, and by which job.
@@ -40,6 +43,13 @@ struct Line<'a> {
 }
 
 #[derive(Serialize)]
+struct Judged<'a> {
+    job: &'a str,
+    #[serde(flatten)]
+    judgement: &'a Judgement,
+}
+
+#[derive(Serialize)]
 struct Ratio<'a> {
     job: &'a str,
     metric: &'a str,
@@ -49,8 +59,8 @@ struct Ratio<'a> {
 
 impl Summary {
     pub(crate) fn new(machine: Machine, kinds: &[Kind], rounds: u32) -> Summary {
-        let (metrics, values) = Default::default();
-        Summary { machine, kinds: kinds.to_vec(), rounds, metrics, values }
+        let (metrics, values, judgements) = Default::default();
+        Summary { machine, kinds: kinds.to_vec(), rounds, metrics, values, judgements }
     }
 
     pub(crate) fn add(&mut self, job: &'static str, kind: Kind, samples: Vec<Sample>) {
@@ -61,6 +71,17 @@ impl Summary {
             }
             self.values.entry((kind, metric)).or_default().push(sample.value);
         }
+    }
+
+    /// Adds figures that a job has derived.
+    pub(crate) fn judge(&mut self, job: &'static str, judgements: Vec<Judgement>) {
+        self.judgements.extend(judgements.into_iter().map(|judgement| (job, judgement)));
+    }
+
+    /// The median of a metric that has this name.
+    pub(crate) fn median(&self, job: &str, kind: Kind, name: &str) -> Option<f64> {
+        let metric = self.metrics.iter().find(|metric| metric.job == job && metric.name == name)?;
+        Some(self.spread(kind, metric)?.median)
     }
 
     pub(crate) fn machine(&self) -> &Machine {
@@ -75,8 +96,8 @@ impl Summary {
         &self.metrics
     }
 
-    /// One object a line: the machine, every figure, every ratio of Copyhold to a peer, and what
-    /// was left out.
+    /// One object a line: the machine, every figure, every ratio of Copyhold to a peer, derived
+    /// figures with their targets, and what was left out.
     pub(crate) fn json_lines(&self, notes: &[String]) -> String {
         let mut text = String::new();
         let mut push = |line: serde_json::Result<String>| {
@@ -105,6 +126,9 @@ impl Summary {
                 let (job, name, ratio_to) = (metric.job, &metric.name, peer.name());
                 push(serde_json::to_string(&Ratio { job, metric: name, ratio_to, ratio }));
             }
+        }
+        for (job, judgement) in &self.judgements {
+            push(serde_json::to_string(&Judged { job, judgement }));
         }
         for note in notes {
             push(serde_json::to_string(&serde_json::json!({ "left_out": note })));
@@ -137,8 +161,27 @@ impl Summary {
                 text.push('\n');
             }
         }
+        text += &self.judged_text();
         if !notes.is_empty() {
             let _ = writeln!(text, "\nLeft out:\n  {}", notes.join("\n  "));
+        }
+        text
+    }
+
+    /// Derived figures, each with its target.
+    fn judged_text(&self) -> String {
+        let names = self.judgements.iter().map(|(_, it)| it.derived.len());
+        let width = names.max().unwrap_or_default();
+        let mut text = String::new();
+        let mut before = "";
+        for (job, judgement) in &self.judgements {
+            if *job != before {
+                before = job;
+                let _ = writeln!(text, "\n{job}: derived figures");
+            }
+            let (name, value) = (&judgement.derived, number(judgement.value));
+            let line = format!("{name:width$}  {value:>10}  {}", judgement.verdict_text());
+            let _ = writeln!(text, "{}", line.trim_end());
         }
         text
     }
@@ -214,7 +257,15 @@ mod tests {
             r#"{"job":"job","metric":"direct.iops","ratio_to":"ext4","ratio":0.5}"#
         );
         assert_eq!(lines[4], r#"{"left_out":"job on null: why"}"#);
+        let bound = Some(crate::judgement::Bound::AtLeast(2.0));
+        assert_eq!(summary.median("job", Kind::Ext4, "direct.iops"), Some(100.0));
+        summary.judge("job", vec![Judgement::new("extra".into(), 1.5, bound)]);
+        let lines = summary.json_lines(&[]);
+        let judged =
+            r#"{"job":"job","derived":"extra","value":1.5,"target":"at least 2","is_met":false}"#;
+        assert_eq!(lines.lines().next_back(), Some(judged));
         let table = summary.table(&[]);
+        assert!(table.contains("job: derived figures\nextra       1.500  at least 2: MISSED\n"));
         assert!(table.contains("copyhold is 0.50 of it"));
         assert!(table.contains("load"));
     }
