@@ -8,7 +8,7 @@
 //! Idea.     The label names the format and the identity of the namespace. It is the pool's third
 //!           copy of the header, at the other end of the device.
 //!
-//! NEEDS-P1  A pool whose label names a protection is read and written only on a device that has
+//! NEEDS-P1  A pool whose label names a namespace is read and written only on a device that has
 //!           the same format and identity.
 //! NEEDS-P2  The label names it before the pool writes anything else to such a device (OPEN-O1,
 //!           FEATURE-F1).
@@ -52,7 +52,7 @@ pub enum ProtectionProblem {
     Format(#[from] FormatError),
 }
 
-/// The protection that a label names for a pool on this device.
+/// The namespace that a label names for a pool on this device.
 pub(crate) fn of(device: &DynDevice) -> Option<NeededNamespace> {
     let format = device.protection()?.to_bytes();
     Some(NeededNamespace { format, identity: device.identity().unwrap_or_default() })
