@@ -21,6 +21,7 @@ use crate::inode::{FileKind, Inode};
 use crate::key::{EXTENT, INLINE, Key};
 use crate::source::{BLOCK, Source, read};
 use crate::tables::Found;
+use crate::tuples::Tuples;
 
 /// A part of a file.
 #[derive(Debug)]
@@ -65,7 +66,8 @@ impl ContentDigest {
 /// Gives the content of a regular file to `take`, in the order of offsets.
 pub(crate) fn read_content(files: &Files<'_>, inode: &Inode, take: &mut dyn FnMut(Chunk<'_>)) {
     debug_assert!(inode.kind == FileKind::Regular);
-    let mut reader = Reader { source: files.source, size: inode.size, at: 0, reach: None, take };
+    let (source, tuples, size) = (files.source, files.tuples, inode.size);
+    let mut reader = Reader { source, tuples, size, at: 0, reach: None, take };
     if inode.inline {
         reader.inline(files.get(Key::new(inode.number, INLINE, 0)));
     }
@@ -83,6 +85,7 @@ pub(crate) fn read_content(files: &Files<'_>, inode: &Inode, take: &mut dyn FnMu
 
 struct Reader<'a> {
     source: &'a dyn Source,
+    tuples: Option<&'a Tuples>,
     size: u64,
     /// File blocks before this one have been given.
     at: u64,
@@ -122,8 +125,11 @@ impl Reader<'_> {
 
     fn read(&mut self, extent: &Extent) {
         let start = extent.start;
-        match read(self.source, extent.address, extent.blocks) {
-            Ok(bytes) => self.checked(extent, &bytes),
+        let bytes = read(self.source, extent.address, extent.blocks);
+        let verified =
+            bytes.and_then(|bytes| Ok((extent.verify(self.source, self.tuples, &bytes)?, bytes)));
+        match verified {
+            Ok((good, bytes)) => self.verified(extent, &good, &bytes),
             Err(damage) if extent.blocks == 1 => self.lost(start, start + 1, &damage),
             // Some of its blocks may be readable.
             Err(_) => extent.each_block().for_each(|block| self.read(&block)),
@@ -131,8 +137,7 @@ impl Reader<'_> {
     }
 
     /// Gives the blocks that match their checksums, runs of them at once.
-    fn checked(&mut self, extent: &Extent, bytes: &[u8]) {
-        let good: Vec<bool> = extent.checked(bytes).map(|(_, good)| good).collect();
+    fn verified(&mut self, extent: &Extent, good: &[bool], bytes: &[u8]) {
         let mut nth = 0;
         for run in good.chunk_by(|one, other| one == other) {
             let start = extent.start + nth as u64;
@@ -287,7 +292,8 @@ mod tests {
             }
         };
         let size = 100 * BLOCK as u64;
-        let mut reader = Reader { source: &Empty, size, at: 0, reach: None, take: &mut take };
+        let (source, take) = (&Empty, &mut take);
+        let mut reader = Reader { source, tuples: None, size, at: 0, reach: None, take };
         read(&mut reader);
         reader.lost_reach(u64::MAX);
         blocks

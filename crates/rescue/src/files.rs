@@ -5,11 +5,13 @@ use crate::inode::Inode;
 use crate::key::{INODE, Key, SYMLINK};
 use crate::source::Source;
 use crate::tables::{Found, Tables, Window};
+use crate::tuples::Tuples;
 
 /// The files of a subvolume.
 #[derive(Clone, Copy)]
 pub struct Files<'a> {
     pub(crate) source: &'a dyn Source,
+    pub(crate) tuples: Option<&'a Tuples>,
     pub(crate) tables: &'a Tables,
     pub(crate) table: u64,
 }

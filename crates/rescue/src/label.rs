@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::bytes::{Bytes, digest_fits};
 use crate::damage::{Damage, Parse, demand};
+use crate::namespace::{Header, Named};
 use crate::source::{Source, read};
 
 /// Blocks of the label area at either end.
@@ -20,12 +21,10 @@ pub(crate) const UBERBLOCKS_KEPT: usize = 3;
 const VERSION: u32 = 2;
 /// A feature: nodes may lie in fragments.
 const FRAGMENTS: u64 = 1 << 0;
-/// ChecksumMode of extents may be beside their blocks, or nowhere.
+/// Checksums of extents may be beside their blocks, or nowhere.
 const CHECKSUM_MODES: u64 = 1 << 1;
 /// A feature: the device has protection information beside the blocks, at whose numbers they stay.
 const PROTECTED: u64 = 1 << 2;
-/// Copies of the header of such a device, in its last blocks.
-const HEADERS: u64 = 2;
 const LEAF_BYTES_MAX: u64 = 512 << 10;
 const BLOCKS_MAX: u64 = 1 << 48;
 
@@ -42,6 +41,10 @@ pub struct Label {
     /// First blocks of the copies of the log.
     pub(crate) log: [u64; 2],
     pub(crate) log_blocks: u64,
+    /// Whether extents may have their checksums elsewhere.
+    pub(crate) has_checksums_elsewhere: bool,
+    /// Format and identity of the protection information that the device must have.
+    pub(crate) protection: Option<Named>,
 }
 
 /// Where in an area an uberblock is.
@@ -51,7 +54,7 @@ fn slot_of(number: u64) -> u64 {
 
 impl Label {
     /// First blocks of the areas at both ends.
-    fn areas(&self) -> [u64; 2] {
+    pub(crate) fn areas(&self) -> [u64; 2] {
         [0, self.blocks - AREA]
     }
 
@@ -67,7 +70,8 @@ impl Label {
         bytes.take(16)?;
         let (secret, generation) = (bytes.u64()?, bytes.u64()?);
         bytes.take(16)?; // compat and ro-compat: it is only read
-        let unknown = bytes.u64()? & !(FRAGMENTS | CHECKSUM_MODES | PROTECTED);
+        let incompat = bytes.u64()?;
+        let unknown = incompat & !(FRAGMENTS | CHECKSUM_MODES | PROTECTED);
         demand(unknown == 0, "it uses features that this program does not know")?;
         bytes.take(12)?;
         let leaf_bytes = u64::from(bytes.u32()?);
@@ -77,7 +81,9 @@ impl Label {
         bytes.take(12)?;
         let name = bytes.u32()? as usize;
         demand(name <= 64, "its name is too long")?;
-        let name = String::from_utf8_lossy(bytes.take(name)?).into_owned();
+        let room = bytes.take(64)?;
+        let name = String::from_utf8_lossy(&room[..name]).into_owned();
+        let protection = (bytes.array()?, bytes.array()?);
         demand(leaf_bytes.is_power_of_two(), "no size of a leaf")?;
         demand((4 << 10..=LEAF_BYTES_MAX).contains(&leaf_bytes), "no size of a leaf")?;
         demand((2048..=BLOCKS_MAX).contains(&blocks), "no size of a device")?;
@@ -85,7 +91,18 @@ impl Label {
         let fits = |start: u64| start >= AREA && start <= blocks - AREA - log_blocks.min(blocks);
         demand(log_blocks < blocks - 2 * AREA, "a log as large as the device")?;
         demand(log.into_iter().all(fits), "a log that is not on the device")?;
-        Ok(Label { pool, name, secret, generation, leaf_bytes, blocks, log, log_blocks })
+        Ok(Label {
+            pool,
+            name,
+            secret,
+            generation,
+            leaf_bytes,
+            blocks,
+            log,
+            log_blocks,
+            has_checksums_elsewhere: incompat & CHECKSUM_MODES != 0,
+            protection: (incompat & PROTECTED != 0).then_some(protection),
+        })
     }
 
     /// The label of a pool that has only a log.
@@ -100,6 +117,8 @@ impl Label {
             blocks: BLOCKS_MAX,
             log,
             log_blocks,
+            has_checksums_elsewhere: false,
+            protection: None,
         }
     }
 
@@ -118,7 +137,8 @@ impl Label {
             Some(first) => Some(first.blocks),
             // Where a pool is smaller than its device, a copy there says where the second is.
             None => {
-                let size = data_blocks(source).unwrap_or(source.blocks());
+                let header = Header::find(source);
+                let size = header.map_or(source.blocks(), |header| header.data_blocks);
                 size.checked_sub(AREA).and_then(&mut at).map(|label| label.blocks)
             }
         };
@@ -129,21 +149,6 @@ impl Label {
             None => Err(damage.pop().unwrap_or_else(|| Damage::new("the device", "too small"))),
         }
     }
-}
-
-/// Blocks of data of a device with protection information (`docs/integrity.md`, 5).
-fn data_blocks(source: &dyn Source) -> Option<u64> {
-    let size = source.blocks();
-    let places = size.checked_sub(HEADERS)?..size;
-    places.into_iter().find_map(|block| parse_header(&read(source, block, 1).ok()?).ok())
-}
-
-fn parse_header(block: &[u8]) -> Parse<u64> {
-    let mut bytes = Bytes(block);
-    bytes.magic(b"CPYHLDPI")?;
-    digest_fits(block, 32, 0)?;
-    bytes.take(72)?;
-    bytes.u64()
 }
 
 fn label_at(source: &dyn Source, block: u64) -> Result<Label, Damage> {

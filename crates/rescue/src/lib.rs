@@ -10,7 +10,7 @@
 //! ```text
 //!   label → uberblock → frames → chain → replay ┐
 //!                                               ├ tables → subvolumes → walk → content
-//!                 nodes, partitions (base, layers) ┘
+//!                 nodes, partitions (base, layers) ┘               tuples ┘
 //! ```
 //!
 //! It only reads, and decides for itself nothing that the page does not say. Space, quotas,
@@ -20,7 +20,9 @@
 //!            device.
 //! RESCUE-S2  Memory is for the edits of the log, a bounded cache of nodes, and what a caller
 //!            keeps; never for as much as a pool holds.
-//! RESCUE-S3  No byte is given that does not match its checksum.
+//! RESCUE-S3  No byte is given that does not match its checksum, be that in an item or in a tuple
+//!            beside the block. If the tuples of a pool that uses them cannot be found,
+//!            [`Pool::damage`] is not empty.
 //! RESCUE-S4  A loss is reported with its place. If [`Pool::damage`] is not empty, files may also
 //!            be older than reported.
 
@@ -35,11 +37,13 @@ mod directory;
 mod extent;
 mod files;
 mod frames;
+mod guard;
 mod inode;
 mod key;
 mod label;
 mod lineage;
 mod mixed;
+mod namespace;
 mod node;
 mod partition;
 mod pool;
@@ -49,6 +53,7 @@ mod source;
 mod subvolume;
 mod tables;
 mod tail;
+mod tuples;
 mod walk;
 
 pub use content::{Chunk, ContentDigest, Run};

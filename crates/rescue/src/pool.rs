@@ -21,10 +21,13 @@ use crate::replay::Replay;
 use crate::source::Source;
 use crate::subvolume::Subvolume;
 use crate::tables::{Found, SYSTEM, Tables};
+use crate::tuples::Tuples;
 
 pub struct Pool<S> {
     source: S,
     label: Label,
+    /// The checksums of data that are beside it.
+    tuples: Option<Tuples>,
     tables: Tables,
     subvolumes: BTreeMap<u32, Subvolume>,
     /// Ranges of subvolumes' numbers whose records are lost.
@@ -38,15 +41,28 @@ impl<S: Source> Pool<S> {
     /// There is no label, no uberblock, or a malformed descriptor of the table of tables.
     pub fn open(source: S) -> Result<Pool<S>, Damage> {
         let (label, label_damage) = Label::find(&source)?;
+        let tuples = Tuples::find(&source, &label);
         let chain = newest(&source, &label)?;
         let replay = Replay::of(&source, &chain);
         let mut damage = chain.damage;
+        if label.has_checksums_elsewhere && label.protection.is_some() && tuples.is_none() {
+            let why = "they cannot be found: data whose checksums are there is not verified";
+            damage.push(Damage::new("the tuples of the device", why));
+        }
         damage.extend(replay.damage.iter().cloned());
         let tables = Tables::open(&source, &chain.tables, replay)?;
         damage.extend(tables.damage().cloned());
         let (subvolumes, lost_subvolumes) = (BTreeMap::new(), Vec::new());
-        let mut pool =
-            Pool { source, label, tables, subvolumes, lost_subvolumes, label_damage, damage };
+        let mut pool = Pool {
+            source,
+            label,
+            tuples,
+            tables,
+            subvolumes,
+            lost_subvolumes,
+            label_damage,
+            damage,
+        };
         pool.find_subvolumes();
         Ok(pool)
     }
@@ -111,6 +127,7 @@ impl<S: Source> Pool<S> {
         Pool {
             source,
             label: Label::with_log([64, 128], 64),
+            tuples: None,
             tables,
             subvolumes: subvolumes.into_iter().map(|found| (found.id, found)).collect(),
             lost_subvolumes,
@@ -127,7 +144,8 @@ impl<S: Source> Pool<S> {
 
     /// The files of a subvolume.
     pub fn files(&self, subvolume: &Subvolume) -> Files<'_> {
-        Files { source: &self.source, tables: &self.tables, table: subvolume.table }
+        let (source, tuples) = (&self.source, self.tuples.as_ref());
+        Files { source, tuples, tables: &self.tables, table: subvolume.table }
     }
 }
 

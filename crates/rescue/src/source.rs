@@ -18,6 +18,20 @@ pub trait Source {
     /// # Errors
     /// Any of the blocks cannot be read, or is not there.
     fn read(&self, block: u64, bytes: &mut [u8]) -> io::Result<()>;
+
+    /// Format and identity, as in a label, of metadata that the source has apart from its blocks.
+    fn protection(&self) -> Option<([u8; 8], [u8; 16])> {
+        None
+    }
+
+    /// Fills `metadata` with those of the blocks from `block` on.
+    ///
+    /// # Errors
+    /// They cannot be read, or there are none.
+    fn read_metadata(&self, block: u64, metadata: &mut [u8]) -> io::Result<()> {
+        let _ = (block, metadata);
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// Anything that can be read and sought in: a file, a block device, bytes in memory.
