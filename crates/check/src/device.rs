@@ -26,6 +26,9 @@ pub(crate) async fn check(
 ) -> Result<Report, PoolError> {
     let name = device.geometry().name;
     let mut report = Draft::default();
+    for why in device.defects() {
+        report.add(Problem::HeaderCopy { device: name.clone(), why });
+    }
     let areas = labels::read_areas(&device).await;
     let label = match read_labels(&device).await {
         Ok(found) => found.label,

@@ -6,7 +6,8 @@
 //!           the rules between structures: parents and children, names and inodes, maps of space
 //!           and references to it. Everything is read, nothing is changed. Only
 //!           `repair_device` writes: it makes space maps anew, for which it opens the pool as a
-//!           mount does, which also repairs a bad copy of a label or of the log.
+//!           mount does, which also repairs a bad copy of a label or of the log. Before it,
+//!           `repair_headers` writes headers of protection information again.
 //!
 //! ```text
 //!   device    labels · uberblocks · log, in both copies        check_device
@@ -29,6 +30,7 @@ pub mod debug;
 mod device;
 mod families;
 mod files;
+mod headers;
 mod items;
 mod labels;
 mod log;
@@ -51,6 +53,7 @@ use copyhold_device::DynDevice;
 use copyhold_pool::{Pool, PoolError};
 use copyhold_runtime::Rt;
 
+pub use headers::repair_headers;
 pub use options::Options;
 pub use problem::{End, FileId, Owner, Problem, Severity};
 pub use repair::{Repaired, repair_device};

@@ -28,6 +28,7 @@ impl Problem {
     /// Stable name of the kind of damage.
     pub fn kind(&self) -> &'static str {
         match self {
+            Problem::HeaderCopy { .. } => "header-copy",
             Problem::Label { .. } => "label",
             Problem::LabelsDiffer { .. } => "labels-differ",
             Problem::UberblockCopy { .. } => "uberblock-copy",
@@ -119,7 +120,8 @@ impl Problem {
             Problem::LogCopy { last: true, .. }
             | Problem::UberblockCopy { .. }
             | Problem::Uberblock { .. } => Cosmetic,
-            Problem::Label { .. }
+            Problem::HeaderCopy { .. }
+            | Problem::Label { .. }
             | Problem::LogCopy { .. }
             | Problem::NodeCopy { .. }
             | Problem::LayerCopy { .. }
@@ -163,6 +165,11 @@ impl Problem {
     /// The meaning for the user, and the remedy.
     pub fn meaning(&self) -> String {
         match self {
+            Problem::HeaderCopy { .. } => {
+                "nothing is lost: the other copy is good; `copyhold check --repair` writes this one \
+                 again"
+                    .into()
+            }
             Problem::Label { .. } | Problem::LogCopy { last: false, .. } => REPAIRED.into(),
             Problem::LabelsDiffer { .. } => {
                 "the label with the higher generation is used; a program wrote only one of them, \

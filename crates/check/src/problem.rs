@@ -129,6 +129,8 @@ impl Severity {
 #[non_exhaustive]
 pub enum Problem {
     // -- device ---------------------------------------------------------------------------------
+    #[error("{device}: a copy of the header of protection information is bad: {why}")]
+    HeaderCopy { device: String, why: String },
     #[error("{device}: the label at the {} is damaged: {why}", .end.name())]
     Label { device: String, end: End, why: String },
     #[error("{device}: the labels at both ends are good, but differ in {what}")]

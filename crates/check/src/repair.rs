@@ -22,6 +22,9 @@ use crate::report::Draft;
 /// The outcome of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Repaired {
+    /// Blocks of the file or disk to which a header of protection information was written.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub headers: Vec<u64>,
     /// Metaslabs whose maps were made anew.
     #[serde(rename = "repaired", serialize_with = "names")]
     pub maps: Vec<MetaslabId>,
@@ -46,7 +49,7 @@ pub async fn repair_device(rt: Rt, device: DynDevice) -> Result<Repaired, PoolEr
     pool.close().await?;
     drop(pool);
     if refused != Some(None) {
-        return Ok(Repaired { maps: Vec::new(), refused: refused.flatten() });
+        return Ok(Repaired { refused: refused.flatten(), ..Repaired::default() });
     }
     // Announced, and never there: so no table is flushed, whose nodes may be shared.
     let options = OpenOptions { tenants: true, ..OpenOptions::default() };

@@ -12,21 +12,25 @@ use crate::report::Report;
 ///
 /// Follows every pointer, compares every digest, compares every block with the space maps and every
 /// name with the link counts, and changes nothing. Exits with 3 when it finds damage. `--repair`
-/// first rebuilds space maps whose copies are all damaged, if all references to space can be read.
+/// first writes bad headers of protection information again, from the other copy or from the label,
+/// and rebuilds space maps whose copies are all damaged, if all references to space can be read.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold check /srv/pool.img\n  \
     copyhold check /srv/pool.img --json | jq -c '.findings[]'\n  \
     copyhold check /srv/pool.img --repair")]
 pub(crate) struct Check {
-    /// The file or block device
+    /// The file, the block device, or the NVMe namespace (/dev/ngXnY)
     pool: PathBuf,
     /// Read and verify the contents of files, too
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     data: bool,
-    /// First rebuild space maps whose copies are both damaged, then verify the pool
+    /// First write bad headers again and rebuild space maps whose copies are both damaged, then
+    /// verify the pool
     ///
-    /// It writes only if there is such a map, and all references to space can be read.
+    /// It writes headers only where none is good or one is bad: from the other copy, else from a
+    /// label, if the size of the file fits and the tuple of a label is in its place. It rebuilds a
+    /// map only if all references to space can be read.
     #[arg(long)]
     repair: bool,
 }
@@ -55,6 +59,10 @@ struct Shown<'a> {
 }
 
 fn tell(repaired: &Repaired) {
+    for block in &repaired.headers {
+        let what = format!("the header of protection information in block {block}");
+        complain(&format!("copyhold: {what} was written again"));
+    }
     for map in &repaired.maps {
         complain(&format!("copyhold: the space map of {map} was rebuilt"));
     }

@@ -14,7 +14,7 @@ use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 
-use copyhold_device::{DynDevice, OpenMode};
+use copyhold_device::{DynDevice, FileDevice, OpenMode, nvme};
 use copyhold_pool::{OpenOptions, Pool};
 use copyhold_runtime::executors::Config;
 use copyhold_runtime::{Executors, Rt};
@@ -56,6 +56,18 @@ impl Machine {
         Ok(self.run(copyhold_device::open(rt, reactor, DeviceId(0), pool, mode))?)
     }
 
+    /// Of a file or disk: the drive of an NVMe namespace has no headers.
+    fn repair_headers(&self, pool: &Path) -> Result<Vec<u64>, Failure> {
+        if nvme::is_namespace(pool) {
+            return Ok(Vec::new());
+        }
+        let reactor = self.executors.reactor();
+        let file: DynDevice = FileDevice::open(reactor, DeviceId(0), pool, OpenMode::ReadWrite)?;
+        let repaired = self.run(copyhold_check::repair_headers(self.rt(), &file));
+        file.release();
+        Ok(repaired?)
+    }
+
     /// Opens a pool to look at it: nothing is written, not even what recovery would.
     fn open_to_read(&self, pool: &Path) -> Result<Arc<Pool>, Failure> {
         let device = self.open_device(pool, OpenMode::ReadOnly)?;
@@ -82,11 +94,14 @@ pub(crate) fn info(pool: &Path) -> Result<serde_json::Value, Failure> {
     Ok(describe::pool(&opened, pool).into())
 }
 
-/// Makes space maps anew that cannot be read, in a pool that is not mounted; which.
+/// Writes headers of protection information again that are bad, and makes space maps anew that
+/// cannot be read, in a pool that is not mounted; which.
 pub(crate) fn repair(pool: &Path) -> Result<copyhold_check::Repaired, Failure> {
     let machine = Machine::start()?;
+    let headers = machine.repair_headers(pool)?;
     let device = machine.open_device(pool, OpenMode::ReadWrite)?;
-    Ok(machine.run(copyhold_check::repair_device(machine.rt(), device))?)
+    let repaired = machine.run(copyhold_check::repair_device(machine.rt(), device))?;
+    Ok(copyhold_check::Repaired { headers, ..repaired })
 }
 
 /// Verifies a pool that is not mounted; `data`: the contents of files, too.

@@ -236,3 +236,145 @@ fn a_place_of_checksums_that_is_none_is_refused() {
     assert_eq!(fs::read(site.path("file")).unwrap(), b"plain", "stored data stays");
     site.refused(&["property", "set", &site.at("file"), "ro", "maybe"], "EINVAL", "true or false");
 }
+
+/// Where the last two blocks of a file begin.
+fn headers_of(image: &str) -> [u64; 2] {
+    let end = fs::metadata(image).unwrap().len();
+    [end - 2 * 4096, end - 4096]
+}
+
+fn zero_block(image: &str, at: u64) {
+    File::options().write(true).open(image).unwrap().write_all_at(&[0; 4096], at).unwrap();
+}
+
+#[test]
+fn a_bad_header_is_reported_and_written_again_by_a_repair() {
+    let place = worked(Place::new(&std::env::temp_dir(), "copyhold-"));
+    for format in ["4096+16:64b", "512+8:16b"] {
+        let image = made(&place, &["--force", "--pi", format]);
+        let whole = fs::read(&image).unwrap();
+        for at in headers_of(&image) {
+            for damage in [zero_block as fn(&str, u64), flip] {
+                damage(&image, at);
+                let output = worked(Program::at(PROGRAM).ask(&["check", &image, "--json"], &[]));
+                assert_eq!(output.status.code(), Some(3), "{format}");
+                let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+                assert_eq!(found["findings"][0]["kind"], "header-copy", "{found}");
+                assert_eq!(found["findings"].as_array().unwrap().len(), 1, "{found}");
+                let repaired = shown(&["check", &image, "--repair", "--json"]);
+                assert_eq!(repaired["headers"], serde_json::json!([at / 4096]));
+                assert!(fs::read(&image).unwrap() == whole, "{format}");
+            }
+        }
+    }
+}
+
+#[test]
+fn lost_headers_are_made_from_the_label_where_its_tuples_are() {
+    let place = worked(Place::new(&std::env::temp_dir(), "copyhold-"));
+    for options in [&["--pi", "4096+16:64b"][..], &["--pi", "512+64:32b:type3:first"]] {
+        let image = made(&place, &[&["--force"], options].concat());
+        let whole = fs::read(&image).unwrap();
+        let lose = || headers_of(&image).into_iter().for_each(|at| zero_block(&image, at));
+        let repair = || worked(Program::at(PROGRAM).ask(&["check", &image, "--repair"], &[]));
+        lose();
+        let refused = worked(Program::at(PROGRAM).ask(&["check", &image], &[]));
+        assert!(message(&refused).contains("copyhold check --repair"), "{}", message(&refused));
+        let repaired = shown(&["check", &image, "--repair"]);
+        let blocks = headers_of(&image).map(|at| at / 4096);
+        assert_eq!(repaired["headers"], serde_json::json!(blocks));
+        assert!(fs::read(&image).unwrap() == whole, "{options:?}");
+
+        // Of another size the tuples would be in another place.
+        let file = File::options().write(true).open(&image).unwrap();
+        for size in [(64 << 20) + (1 << 20), (64 << 20) - 8192] {
+            fs::write(&image, &whole).unwrap();
+            file.set_len(size).unwrap();
+            lose();
+            let before = fs::read(&image).unwrap();
+            let output = repair();
+            assert!(!output.status.success());
+            assert!(message(&output).contains("it is not made anew"), "{}", message(&output));
+            assert!(fs::read(&image).unwrap() == before, "a refusal changes nothing");
+        }
+    }
+}
+
+#[test]
+fn a_pool_without_protection_information_gets_no_header_by_a_repair() {
+    let place = worked(Place::new(&std::env::temp_dir(), "copyhold-"));
+    let image = made(&place, &[]);
+    let whole = fs::read(&image).unwrap();
+    shown(&["check", &image, "--repair", "--json"]);
+    assert!(fs::read(&image).unwrap() == whole);
+}
+
+/// The files of each place, as the independent reader gives them; `None`: some of it is lost.
+fn exported(site: &Site, places: &[&str]) -> Vec<Option<Vec<u8>>> {
+    let to = tempfile::tempdir().unwrap();
+    let to = to.path().join("files");
+    let arguments = ["debug", "export", &site.pool(), to.to_str().unwrap()];
+    let output = worked(Program::at(PROGRAM).ask(&arguments, &[]));
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    let lost = |place: &&str| shown.contains(&format!("{{\"path\":\"{place}/file\",\"lost\""));
+    let has_lost = places.iter().any(&lost);
+    assert_eq!(output.status.code(), Some(if has_lost { 3 } else { 0 }), "{shown}");
+    let content = |place: &&str| fs::read(to.join(place).join("file")).unwrap();
+    places.iter().map(|place| (!lost(place)).then(|| content(place))).collect()
+}
+
+/// The files of each place, as a mount gives them; `None`: an error.
+fn mounted(site: &Site, places: &[&str]) -> Vec<Option<Vec<u8>>> {
+    site.mount(&[]);
+    let read = |place: &&str| fs::read(site.path(&format!("{place}/file"))).ok();
+    let files = places.iter().map(read).collect();
+    site.unmount();
+    files
+}
+
+#[test]
+fn the_independent_reader_and_the_engine_find_the_same_damage() {
+    let places = ["item", "guard", "offload", "none"];
+    let content: Vec<u8> = (0..300_000_u32).map(|n| (n >> 8) as u8 ^ (n * 7) as u8).collect();
+    let of = |place: &str| [place.as_bytes(), &content].concat();
+    for format in ["4096+16:64b", "512+8:16b", "4096+64:32b:type3:first"] {
+        let Some(site) = Site::made(&["--size", "64M", "--pi", format], &[]) else { return };
+        for place in places {
+            fs::create_dir(site.path(place)).unwrap();
+            site.done(&["property", "set", &site.at(place), "checksum", place]);
+            fs::write(site.path(&format!("{place}/file")), of(place)).unwrap();
+        }
+        site.unmount();
+        let whole = fs::read(site.pool()).unwrap();
+        let all: Vec<_> = places.iter().map(|place| Some(of(place))).collect();
+        assert!(exported(&site, &places) == all, "{format}");
+        assert!(mounted(&site, &places) == all, "{format}");
+
+        let lost = |files: Vec<Option<Vec<u8>>>| -> [bool; 4] {
+            std::array::from_fn(|nth| files[nth].is_none())
+        };
+        let both = || [lost(exported(&site, &places)), lost(mounted(&site, &places))];
+        // A bit of each file.
+        for place in places {
+            assert_eq!(damage(&site, &of(place)), 1, "{place}");
+        }
+        assert_eq!(both(), [[true, true, true, false]; 2], "{format}");
+        // A bit of a tuple of each file, which counts where the checksum is there.
+        fs::write(site.pool(), &whole).unwrap();
+        for place in places {
+            let mut blocks = whole.chunks_exact(4096);
+            let block = blocks.position(|block| block[..] == of(place)[..4096]).unwrap();
+            let shown =
+                shown(&["debug", "protection", &site.pool(), "--block", &block.to_string()]);
+            let tuple = &shown["tuples"][0];
+            let at = tuple["at"].as_u64().unwrap() * 4096 + tuple["byte"].as_u64().unwrap();
+            flip(&site.pool(), at);
+        }
+        assert_eq!(both(), [[false, true, true, false]; 2], "{format}");
+        // Without headers, the tuples are where the label and the size say.
+        fs::write(site.pool(), &whole).unwrap();
+        damage(&site, &of("guard"));
+        headers_of(&site.pool()).into_iter().for_each(|at| zero_block(&site.pool(), at));
+        assert_eq!(lost(exported(&site, &places)), [false, true, false, false], "{format}");
+    }
+}

@@ -57,6 +57,12 @@ pub trait Device: Send + Sync {
     /// it has one.
     fn identity(&self) -> Option<[u8; 16]>;
 
+    /// Defects of the structures of the device itself that it has found when it was opened, and
+    /// that cost nothing yet.
+    fn defects(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Reads `blocks` blocks that are as `expect` says, or else [`DeviceError::Integrity`].
     /// [`DeviceError::Unprotected`] without [`Self::protection`], unless nothing is expected.
     fn read_expecting(

@@ -15,7 +15,7 @@
 //!   host        tags of places and births, and the host's verification
 //!   judge       commands of requests, and the answers to them as errors
 //!   emulated    a namespace on any device: places in `layout`, changes in `entries`,
-//!               identity in `header`; `faults` for tests
+//!               identity in `header`, which `mend` writes again; `faults` for tests
 //! ```
 //!
 //! Tuples do not leave this module: callers give guards and a birth, and get content or
@@ -31,6 +31,7 @@ mod header;
 mod host;
 mod judge;
 mod layout;
+mod mend;
 mod tuple;
 
 pub use command::{Command, Refusal, Status};
@@ -43,4 +44,5 @@ pub use guard::Guard;
 pub use header::{Features, Header, HeaderProblem, header_digest};
 pub use host::{Guards, Kind};
 pub(crate) use judge::Request;
+pub use mend::{Headers, Remake, look_at_headers, mend_headers, remake_headers};
 pub use tuple::{Checks, Tags, Tuple};

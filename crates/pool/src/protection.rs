@@ -9,7 +9,8 @@
 //!           copy of the header, at the other end of the device.
 //!
 //! NEEDS-P1  A pool whose label names a namespace is read and written only on a device that has
-//!           the same format and identity.
+//!           the same format and identity. A label without an identity was written on a drive that
+//!           gave none, and says nothing of it.
 //! NEEDS-P2  The label names it before the pool writes anything else to such a device (OPEN-O1,
 //!           FEATURE-F1).
 
@@ -31,9 +32,10 @@ pub enum ProtectionProblem {
     Cut { format: Format, wanted: u64, found: u64 },
     #[error(
         "the pool needs protection information ({format}), and no header of it can be read in the \
-         last two blocks: if the file was extended, restore its size; otherwise use the original, \
-         or a copy of the whole file or device. An NVMe namespace is opened by its character \
-         device, /dev/ngXnY"
+         last two blocks: if the file was extended, restore its size; if the blocks were \
+         overwritten, `copyhold check --repair` makes them from the label; otherwise use the \
+         original, or a copy of the whole file or device. An NVMe namespace is opened by its \
+         character device, /dev/ngXnY"
     )]
     Missing { format: Format },
     #[error(
@@ -84,7 +86,8 @@ fn problem(
     if found != format {
         return Err(ProtectionProblem::OtherFormat { needed: format, found });
     }
-    match device.identity().unwrap_or_default() == needed.identity {
+    let is_known = needed.identity != [0; 16];
+    match !is_known || device.identity().unwrap_or_default() == needed.identity {
         true => Ok(()),
         false => Err(ProtectionProblem::OtherIdentity { format }),
     }

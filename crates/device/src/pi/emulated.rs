@@ -58,6 +58,8 @@ struct Shared {
     counters: Arc<Counters>,
     entries: Entries,
     faults: Faults,
+    /// Of the copies of the header.
+    defects: Vec<String>,
 }
 
 impl Emulated {
@@ -98,7 +100,7 @@ impl Emulated {
         let at = blocks - HEADERS;
         below.write(at, Buf::zeroed(HEADERS as usize).into(), Purpose::Guard).await?;
         below.flush().await?;
-        let made = Emulated::over(rt, below.clone(), header, OpenMode::ReadWrite);
+        let made = Emulated::over(rt, below.clone(), header, OpenMode::ReadWrite, Vec::new());
         if !is_zeros {
             made.shared.entries.erase(0, header.data_blocks).await?;
             below.flush().await?;
@@ -135,12 +137,23 @@ impl Emulated {
             OpenMode::ReadOnly => Ok(header),
         });
         match usable {
-            Ok(header) => Ok(Some(Emulated::over(rt, below, header, mode))),
+            Ok(header) => {
+                let defects =
+                    Header::defects(&copies, at).map(|(at, why)| format!("block {at}: {why}"));
+                Ok(Some(Emulated::over(rt, below, header, mode, defects.collect())))
+            }
             Err(problem) => Err(unusable(name, problem)),
         }
     }
 
-    fn over(rt: Rt, below: DynDevice, header: Header, mode: OpenMode) -> Arc<Emulated> {
+    /// The namespace that this header describes, whether or not it is there.
+    pub(super) fn over(
+        rt: Rt,
+        below: DynDevice,
+        header: Header,
+        mode: OpenMode,
+        defects: Vec<String>,
+    ) -> Arc<Emulated> {
         let (layout, counters) = (header.layout(), Arc::<Counters>::default());
         let shared = Shared {
             rt,
@@ -152,8 +165,17 @@ impl Emulated {
             layout,
             counters,
             faults: Faults::default(),
+            defects,
         };
         Arc::new(Emulated { shared: Arc::new(shared) })
+    }
+
+    /// Data and metadata of a block, of which nothing is compared.
+    pub(super) async fn read_both(&self, block: u64) -> Result<(Buf, Vec<u8>), DeviceError> {
+        let shared = &self.shared;
+        let data = shared.below.read(block, 1, Purpose::Guard).await?;
+        let entries = shared.entries.read(block, 1).await?;
+        Ok((data, shared.entries.metadata(block, 1, &entries)))
     }
 
     pub fn header(&self) -> &Header {
@@ -173,7 +195,7 @@ impl Emulated {
     }
 }
 
-fn unusable(name: String, problem: HeaderProblem) -> DeviceError {
+pub(super) fn unusable(name: String, problem: HeaderProblem) -> DeviceError {
     DeviceError::Namespace { name, problem: Box::new(problem) }
 }
 
@@ -187,7 +209,10 @@ pub async fn open(rt: Rt, below: DynDevice, mode: OpenMode) -> Result<DynDevice,
 
 /// Both copies. One that cannot be read is zeros: a device without a namespace may have bad blocks
 /// there, and the label of a pool says whether it needs one.
-async fn read_headers(below: &DynDevice, at: u64) -> [[u8; BLOCK_BYTES]; HEADERS as usize] {
+pub(super) async fn read_headers(
+    below: &DynDevice,
+    at: u64,
+) -> [[u8; BLOCK_BYTES]; HEADERS as usize] {
     let mut copies = [[0; BLOCK_BYTES]; HEADERS as usize];
     if let Ok(both) = below.read(at, HEADERS as u32, Purpose::Guard).await {
         copies.as_flattened_mut().copy_from_slice(&both);
@@ -303,6 +328,10 @@ impl Device for Emulated {
 
     fn identity(&self) -> Option<[u8; 16]> {
         Some(self.shared.header.identity)
+    }
+
+    fn defects(&self) -> Vec<String> {
+        self.shared.defects.clone()
     }
 
     fn read_expecting(

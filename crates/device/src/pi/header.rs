@@ -46,7 +46,10 @@ pub struct Header {
 /// A namespace that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderProblem {
-    #[error("its header of protection information is damaged, in both copies")]
+    #[error(
+        "its header of protection information is damaged, in both copies; `copyhold check \
+         --repair` makes it from the label of a pool"
+    )]
     Damaged,
     #[error("its two headers of protection information are of different namespaces")]
     Different,
@@ -155,6 +158,19 @@ impl Header {
             was if was != blocks => Some(Err(HeaderProblem::Size { was, is: blocks })),
             _ => Some(Ok(header)),
         }
+    }
+
+    /// The blocks of bad copies beside a good one, and their defects; the first copy is in the
+    /// block `at`.
+    pub(super) fn defects(
+        copies: &[[u8; BLOCK_BYTES]; HEADERS as usize],
+        at: u64,
+    ) -> impl Iterator<Item = (u64, String)> {
+        (at..).zip(copies).filter_map(|(at, copy)| match Header::parse(copy) {
+            Some(Ok(_)) => None,
+            Some(Err(problem)) => Some((at, problem.to_string())),
+            None => Some((at, "there is no header, or it cannot be read".to_owned())),
+        })
     }
 
     /// Whether this program may write there.
