@@ -12,6 +12,7 @@
 //!   open          the node: kind, locks
 //!   kernel        its block device in sysfs: node, limits
 //!   identify      pages of the drive about the namespace, as untrusted bytes
+//!   unique        the number of the namespace in them
 //!   drive         a request as commands, and their answers
 //!   repeat        commands that a reset has ended, once more
 //!   command       fields of a command, and the seam to a drive
@@ -40,6 +41,7 @@ mod model;
 mod open;
 mod passthrough;
 mod repeat;
+mod unique;
 
 pub use device::NvmeDevice;
 pub use identify::{

@@ -3,6 +3,8 @@
 use std::io;
 
 use copyhold_device::DeviceError;
+use copyhold_device::nvme::IdentifyProblem;
+use copyhold_device::pi::HeaderProblem;
 use copyhold_fs::FsError;
 use copyhold_fuse::Errno;
 use copyhold_fuse::mount::MountError;
@@ -74,6 +76,8 @@ pub fn errno_of_pool(error: &PoolError) -> Errno {
         PoolError::NotAPool { .. } | PoolError::TooSmall { .. } | PoolError::Layout(_) => {
             Errno::EINVAL
         }
+        // The device is whole, and not the one of this pool.
+        PoolError::Protection { .. } => Errno::EMEDIUMTYPE,
         _ => Errno::EIO,
     }
 }
@@ -91,7 +95,39 @@ pub fn errno_of_device(error: &DeviceError) -> Errno {
         DeviceError::Occupied { .. } => Errno::EEXIST,
         DeviceError::NotADevice { .. } | DeviceError::SectorTooLarge { .. } => Errno::EINVAL,
         DeviceError::Missing(_) => Errno::ENXIO,
+        DeviceError::NoBlockDevice { .. } => Errno::ENODEV,
+        DeviceError::Namespace { problem, .. } => errno_of_header(problem),
+        DeviceError::Identify { problem, .. } => errno_of_identify(problem),
         _ => Errno::EIO,
+    }
+}
+
+/// The error number of a file or disk whose header of protection information cannot be used.
+fn errno_of_header(problem: &HeaderProblem) -> Errno {
+    match problem {
+        HeaderProblem::Version(_) | HeaderProblem::Features(_) => Errno::EOPNOTSUPP,
+        HeaderProblem::ReadOnlyFeatures(_) => Errno::EROFS,
+        HeaderProblem::Size { .. } | HeaderProblem::TooSmall { .. } => Errno::EINVAL,
+        HeaderProblem::Damaged
+        | HeaderProblem::Different
+        | HeaderProblem::Room { .. }
+        | HeaderProblem::Format(_) => Errno::EIO,
+    }
+}
+
+/// The error number of an NVMe namespace that cannot be used.
+fn errno_of_identify(problem: &IdentifyProblem) -> Errno {
+    match problem {
+        IdentifyProblem::Absent => Errno::ENXIO,
+        IdentifyProblem::NoMetadata
+        | IdentifyProblem::NoProtection(_)
+        | IdentifyProblem::Interleaved
+        | IdentifyProblem::Format(_)
+        | IdentifyProblem::Guard(_)
+        | IdentifyProblem::NoTransfer(_) => Errno::EOPNOTSUPP,
+        IdentifyProblem::Small { .. } | IdentifyProblem::Size { .. } => Errno::EINVAL,
+        IdentifyProblem::WriteProtected => Errno::EROFS,
+        IdentifyProblem::Lie(_) => Errno::EIO,
     }
 }
 
@@ -131,6 +167,7 @@ fn number_of(error: &io::Error) -> Errno {
 #[cfg(test)]
 mod tests {
     use copyhold_device::IoError;
+    use copyhold_pool::ProtectionProblem;
     use copyhold_types::SubvolId;
     use copyhold_volume::quota::QuotaError;
 
@@ -152,5 +189,29 @@ mod tests {
         let open = DeviceError::Open { name: name.clone(), source: IoError(Errno::EACCES.code()) };
         assert_eq!(errno_of_pool(&PoolError::Device(open)), Errno::EACCES);
         assert_eq!(errno_of_device(&DeviceError::Locked { name }), Errno::EBUSY);
+    }
+
+    #[test]
+    fn a_namespace_that_cannot_be_used_has_a_number_by_its_problem() {
+        let identify = |problem: IdentifyProblem| {
+            errno_of_device(&DeviceError::Identify {
+                name: "ng0n1".into(),
+                problem: problem.into(),
+            })
+        };
+        assert_eq!(identify(IdentifyProblem::WriteProtected), Errno::EROFS);
+        assert_eq!(identify(IdentifyProblem::NoMetadata), Errno::EOPNOTSUPP);
+        assert_eq!(identify(IdentifyProblem::Absent), Errno::ENXIO);
+        let header = |problem: HeaderProblem| {
+            errno_of_device(&DeviceError::Namespace {
+                name: "file".into(),
+                problem: problem.into(),
+            })
+        };
+        assert_eq!(header(HeaderProblem::Features(4)), Errno::EOPNOTSUPP);
+        assert_eq!(header(HeaderProblem::Damaged), Errno::EIO);
+        let problem = ProtectionProblem::Missing { format: "4096+8:16b".parse().unwrap() };
+        let lost = PoolError::Protection { name: "file".into(), problem };
+        assert_eq!(errno_of_pool(&lost), Errno::EMEDIUMTYPE);
     }
 }

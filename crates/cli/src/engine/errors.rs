@@ -1,6 +1,7 @@
 //! The engine's errors, in words for a person at a terminal.
 
 use copyhold_device::DeviceError;
+use copyhold_device::pi::HeaderProblem;
 use copyhold_fs::FsError;
 use copyhold_fuse::SessionError;
 use copyhold_pool::PoolError;
@@ -55,6 +56,11 @@ impl From<DeviceError> for Failure {
                 code if code == rustix::io::Errno::NOENT.raw_os_error() => Kind::NotFound,
                 code if code == rustix::io::Errno::ACCESS.raw_os_error() => Kind::Permission,
                 code if code == rustix::io::Errno::PERM.raw_os_error() => Kind::Permission,
+                _ => Kind::Device,
+            },
+            DeviceError::Namespace { problem, .. } => match **problem {
+                HeaderProblem::Version(_) | HeaderProblem::Features(_) => Kind::NewerFormat,
+                HeaderProblem::Damaged | HeaderProblem::Different => Kind::Damaged,
                 _ => Kind::Device,
             },
             _ => Kind::Device,

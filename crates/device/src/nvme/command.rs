@@ -8,6 +8,8 @@ use std::io;
 
 use crate::pi::{Checks, Command, Format};
 
+/// Bytes of each page of Identify.
+pub const PAGE_BYTES: usize = 4096;
 const FLUSH: u8 = 0x00;
 const WRITE: u8 = 0x01;
 const READ: u8 = 0x02;

@@ -18,18 +18,21 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use copyhold_types::{BLOCK_BYTES, Buf, Bufs};
+use copyhold_types::{BLOCK_BYTES, Buf, Bufs, Purpose};
 
 use super::command::{Commands, Fields, Queue, Transfer, deallocated_range};
 use super::identify::{IdentifyProblem, Identity, PAGE_BYTES, Pages, has_wide_guards};
 use super::repeat;
-use crate::pi::{Command, Format, Refusal, Request, Status};
+use crate::pi::{Checks, Command, Format, Refusal, Request, Status, Tags};
 use crate::{Access, DeviceError, Expect, IoError, Protect};
 
 /// Blocks of 4 KiB that one command deallocates, at first: 1 GiB.
 const DISCARDED_BLOCKS: u64 = 1 << 18;
 /// The status of a command with more blocks than the drive takes.
 const TOO_LONG: u16 = 0x183;
+/// The read that shows whether metadata can be transferred.
+const FIRST_BLOCK: Request =
+    Request { block: 0, blocks: 1, why: Purpose::Label, access: Access::Read };
 /// The bits of an answer that are its status.
 const CODE: u16 = 0x7ff;
 
@@ -60,31 +63,48 @@ impl Drive {
         most_blocks: u32,
         name: &str,
     ) -> Result<Drive, DeviceError> {
-        let page = |what, set, of| {
-            let mut page = [0; PAGE_BYTES];
-            let fields = Fields::identify(of, what, set);
-            let transfer = Transfer::ToHost { data: &mut page, metadata: &mut [] };
-            let source = match repeat::execute(&*commands, Queue::Admin, &fields, transfer) {
-                Ok(0) => return Ok(page),
-                Ok(code) => IoError(errno_of(code)),
-                Err(error) => IoError(error.raw_os_error().unwrap_or(libc::EIO)),
-            };
-            Err(DeviceError::Open { name: name.into(), source })
-        };
-        let controller = page(1, 0, 0)?;
-        let described = page(0, 0, namespace)?;
+        let page = |what, of| page(&*commands, name, what, of);
+        let wanted = |what, of| page(what, of)?.map_err(|code| refused_page(name, code));
+        let controller = wanted(1, 0)?;
+        let described = wanted(0, namespace)?;
         let extended = match has_wide_guards(&controller) {
-            true => Some(page(5, 0, namespace)?),
+            true => Some(wanted(5, namespace)?),
             false => None,
         };
         let (controller, described) = (&controller, &described);
         let pages = Pages { controller, namespace: described, extended: extended.as_ref() };
         let mut identity = Identity::parse(&pages).map_err(|problem| unusable(name, problem))?;
         identity.limit_blocks(most_blocks);
+        if identity.unique.is_none() {
+            match page(3, namespace)? {
+                Ok(list) => identity.find_unique_in(&list),
+                // Drives before NVMe 1.3 have no such list. Another refusal may pass: without the
+                // number, the pool would look like one of another namespace.
+                Err(code) if matches!(code & CODE, 0x001 | 0x002) => {}
+                Err(code) => return Err(refused_page(name, code)),
+            }
+        }
         let can_discard = AtomicBool::new(identity.can_discard);
         let discarded_blocks = AtomicU64::new(DISCARDED_BLOCKS);
         let name = name.into();
         Ok(Drive { commands, namespace, identity, name, can_discard, discarded_blocks })
+    }
+
+    /// Whether metadata can be transferred at all: reads those of the first block, of which
+    /// nothing is compared. A block that cannot be read, or was deallocated, proves nothing.
+    pub(super) fn probe(&self) -> Result<(), DeviceError> {
+        let (format, request) = (self.format(), FIRST_BLOCK);
+        let tags = Tags::of_birth(format, 0, None);
+        let command = Command { by_device: false, checks: Checks::NONE, tags };
+        let (mut data, mut metadata) = (Buf::zeroed(1), Buf::zeroed(1));
+        let metadata = &mut metadata.make_mut()[..self.metadata(&command, request)];
+        let fields = Fields::read(self.namespace, self.range(request), format, &command);
+        match self.execute(&fields, Transfer::ToHost { data: data.make_mut(), metadata }) {
+            Ok(()) | Err(Failure::Refused(Status::UnrecoveredRead | Status::Deallocated)) => Ok(()),
+            Err(failure) => {
+                Err(unusable(&self.name, IdentifyProblem::NoTransfer(failure.io_error())))
+            }
+        }
     }
 
     pub(super) fn identity(&self) -> &Identity {
@@ -280,6 +300,30 @@ impl Failure {
             Failure::Failed(source) => *source,
         }
     }
+}
+
+/// A page of Identify, or the status of a drive that refuses it.
+fn page(
+    commands: &dyn Commands,
+    name: &str,
+    what: u8,
+    of: u32,
+) -> Result<Result<[u8; PAGE_BYTES], u16>, DeviceError> {
+    let mut page = [0; PAGE_BYTES];
+    let fields = Fields::identify(of, what, 0);
+    let transfer = Transfer::ToHost { data: &mut page, metadata: &mut [] };
+    match repeat::execute(commands, Queue::Admin, &fields, transfer) {
+        Ok(0) => Ok(Ok(page)),
+        Ok(code) => Ok(Err(code)),
+        Err(error) => {
+            let source = IoError(error.raw_os_error().unwrap_or(libc::EIO));
+            Err(DeviceError::Open { name: name.into(), source })
+        }
+    }
+}
+
+fn refused_page(name: &str, code: u16) -> DeviceError {
+    DeviceError::Open { name: name.into(), source: IoError(errno_of(code)) }
 }
 
 pub(super) fn unusable(name: &str, problem: IdentifyProblem) -> DeviceError {

@@ -10,10 +10,11 @@
 
 use copyhold_types::BLOCK_BYTES;
 
+pub use super::command::PAGE_BYTES;
+use super::unique;
+use crate::IoError;
 use crate::pi::{Format, FormatError, Guard, Place, Type};
 
-/// Bytes of each page.
-pub const PAGE_BYTES: usize = 4096;
 /// Blocks of 4 KiB in one command, at most, where kernel and drive allow more. The kernel gives
 /// each page of a caller's memory a segment of its own, of which its driver has 127.
 pub const MOST_BLOCKS: u32 = 64;
@@ -44,8 +45,8 @@ pub struct Identity {
     pub most_blocks: u32,
     /// Whether the drive can deallocate.
     pub can_discard: bool,
-    /// The number that the vendor has given to the namespace and to no other, where it has one:
-    /// of 16 bytes, or of 8 with zeros behind them.
+    /// The number that this namespace has and no other, if the drive gives one: of 16 bytes, or of
+    /// 8 with zeros behind them.
     pub unique: Option<[u8; 16]>,
     /// Whether the drive refuses all writes to the namespace at present.
     pub is_write_protected: bool,
@@ -58,12 +59,13 @@ pub enum IdentifyProblem {
     Absent,
     #[error(
         "the namespace has no metadata, and so no protection information; use its block device, \
-         or format the namespace with metadata (nvme format --lbaf=… --pi=1; all data is lost)"
+         or format the namespace with metadata (nvme format --lbaf=N --pi=2 --ms=0; all data is \
+         lost)"
     )]
     NoMetadata,
     #[error(
         "the namespace has {0} bytes of metadata beside each block, but no protection information \
-         in them; enable it (nvme format --pi=1; all data is lost)"
+         in them; enable it (nvme format --lbaf=N --pi=2 --ms=0; all data is lost)"
     )]
     NoProtection(u32),
     #[error(
@@ -82,6 +84,11 @@ pub enum IdentifyProblem {
          (nvme set-feature --feature-id=0x84 --value=0)"
     )]
     WriteProtected,
+    #[error(
+        "no metadata can be read from the namespace ({0}): the drive, or the kernel's driver of it, \
+         does not transfer them; use the block device of the namespace instead"
+    )]
+    NoTransfer(IoError),
     #[error("the drive contradicts itself: {0}; its firmware is broken, do not use it")]
     Lie(Lie),
     #[error(
@@ -134,7 +141,7 @@ impl Identity {
         }
         let most_blocks = most_blocks(&format, pages.controller[77]);
         let can_discard = number(pages.controller, 520, 2) & 1 << 2 != 0;
-        let unique = unique_number(pages.namespace);
+        let unique = unique::of_page(pages.namespace);
         let is_write_protected = pages.namespace[99] & 1 != 0;
         Ok(Identity {
             format,
@@ -145,6 +152,12 @@ impl Identity {
             unique,
             is_write_protected,
         })
+    }
+
+    /// Takes the number of the namespace from its list of descriptors (CNS 03h), if it has none so
+    /// far.
+    pub fn find_unique_in(&mut self, list: &[u8; PAGE_BYTES]) {
+        self.unique = self.unique.or_else(|| unique::of_list(list));
     }
 
     /// Refuses a namespace that cannot be written now.
@@ -266,15 +279,6 @@ fn most_blocks(format: &Format, limit: u8) -> u32 {
     };
     let most = by_drive.min(MOST_METADATA / metadata).min(MOST_BLOCKS as usize);
     most as u32
-}
-
-fn unique_number(namespace: &[u8; PAGE_BYTES]) -> Option<[u8; 16]> {
-    let mut number = [0; 16];
-    number.copy_from_slice(&namespace[104..120]);
-    if number == [0; 16] {
-        number[..8].copy_from_slice(&namespace[120..128]);
-    }
-    (number != [0; 16]).then_some(number)
 }
 
 /// A little-endian number of up to eight bytes.

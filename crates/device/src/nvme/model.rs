@@ -8,6 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::command::{Commands, Fields, Queue, Transfer};
+use super::identify::PAGE_BYTES;
 use super::identify::tests::Drawn;
 use crate::pi::{Checks, Command, Format, Refusal, Status, Tags};
 
@@ -62,6 +63,7 @@ impl Model {
         let page = match fields.high[0] {
             0 => &self.pages.namespace,
             1 => &self.pages.controller,
+            3 if self.pages.list != [0; PAGE_BYTES] => &self.pages.list,
             5 => &self.pages.extended,
             _ => return Status::InvalidField.code(),
         };

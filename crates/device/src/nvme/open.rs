@@ -30,7 +30,8 @@ pub fn block_node_of(path: &Path) -> Option<PathBuf> {
 const SYS: &str = "/sys/class/block";
 const DEV: &str = "/dev";
 
-/// Opens the namespace, and asks the drive for its format.
+/// Opens the namespace, asks the drive for its format, and reads a block with its metadata: nothing
+/// is written to a namespace that does not transfer them.
 pub(super) fn open(path: &Path, mode: OpenMode) -> Result<Drive, DeviceError> {
     let name = name_of(path);
     let Some(block_device) = block_device_of(path) else {
@@ -56,6 +57,7 @@ pub(super) fn open(path: &Path, mode: OpenMode) -> Result<Drive, DeviceError> {
     let most_blocks = block_device.most_blocks();
     let drive = Drive::identify(Box::new(way), namespace, most_blocks, &name)?;
     expect_usable(drive.identity(), kernel, mode).map_err(|problem| unusable(&name, problem))?;
+    drive.probe()?;
     Ok(drive)
 }
 
