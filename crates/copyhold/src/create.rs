@@ -106,6 +106,8 @@ fn shape_of(options: &CreateOptions) -> Shape {
         log_bytes: options.log_bytes,
         node_bytes: options.node_bytes,
         preallocated: options.preallocate,
+        // Otherwise both ends of the device are empty.
+        replaces: options.force,
         ..Default::default()
     }
 }

@@ -23,6 +23,8 @@ pub struct CreateOptions {
     /// Most bytes of a tree node, and most leaves of a partition (P2, P3).
     pub node_bytes: Option<u32>,
     pub partition_leaves: Option<u32>,
+    /// The device may have an older pool, whose labels are erased before anything else is written.
+    pub replaces: bool,
 }
 
 /// How a pool is opened.

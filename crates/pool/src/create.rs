@@ -1,8 +1,8 @@
 //! Making a pool on a device.
 //!
-//! Order: the log ring is really written (rule R32, P6), then the label areas are wiped, then
-//! uberblock and labels are written and flushed, labels last: a creation that is interrupted leaves
-//! something that is no pool.
+//! Order: the labels of an older pool are erased, durably, then the log ring is really written
+//! (rule R32, P6), then the label areas are wiped, then uberblock and labels are written and
+//! flushed, labels last. A creation that is interrupted leaves the older pool whole, or no pool.
 
 use copyhold_device::DynDevice;
 use copyhold_format::label::{AREA_BLOCKS, Features, Label, NAME_MAX};
@@ -50,6 +50,10 @@ pub(crate) async fn create(
     };
     if let Some(needed) = protection::of(device) {
         label = label.needing(needed);
+    }
+    if options.replaces {
+        labels::erase(device).await?;
+        device.flush().await?;
     }
     for start in label.log {
         write_zeros(device, start, label.log_blocks).await?;

@@ -1,6 +1,7 @@
 //! The tests of this crate, in one program: the bodies of async functions are compiled in the crate
 //! that polls them, so each program of tests compiles the engine again.
 
+mod creation;
 mod damaged_log;
 mod dropping;
 mod extents;
