@@ -1,4 +1,4 @@
-//! `copyhold create`: makes a pool in a file or on a block device.
+//! `copyhold create`: makes a pool in a file, on a block device or on an NVMe namespace.
 //!
 //! The one verb that destroys something, so the library looks first: a device or file whose first
 //! or last MiB holds anything but zeros is in use, whatever its format.
@@ -22,7 +22,7 @@ pub(crate) enum Preallocate {
     Written,
 }
 
-/// Make a pool in a file or on a block device
+/// Make a pool in a file, on a block device or on an NVMe namespace
 ///
 /// The pool file is sparse: it takes host space as data is written. Only the space that commits
 /// need is allocated at once, so that a full host disk cannot fail them.
@@ -32,11 +32,13 @@ pub(crate) enum Preallocate {
     copyhold create /dev/nvme1n1                     the whole device\n  \
     copyhold create /dev/sdb --force                 although it holds something else\n  \
     copyhold create db.img --size 9G --preallocate written\n  \
-    copyhold create /srv/pool.img --size 10G --pi 4096+16:64b\n\n\
+    copyhold create /srv/pool.img --size 10G --pi 4096+16:64b\n  \
+    copyhold create /dev/ng0n1                       formatted with protection information\n\n\
     With `--preallocate written` the pool takes all its room now: no write fails for want of room \
     on the host. With --pi the size is that of the file, and the pool is smaller by the tuples.")]
 pub(crate) struct Create {
-    /// A file, which is created if it does not exist, or a block device
+    /// A file, which is created if it does not exist, a block device, or an NVMe namespace
+    /// (/dev/ngXnY)
     pool: PathBuf,
     /// Size of the pool: bytes, or a number with K, M, G or T [default: that of the device or file]
     #[arg(long, short)]

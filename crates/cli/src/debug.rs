@@ -43,14 +43,14 @@ enum View {
 
 #[derive(Debug, clap::Args)]
 struct Target {
-    /// The file or block device
+    /// The file, the block device, or the NVMe namespace (/dev/ngXnY)
     pool: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  copyhold debug nodes /srv/pool.img --table 3")]
 struct Nodes {
-    /// The file or block device
+    /// The file, the block device, or the NVMe namespace (/dev/ngXnY)
     pool: PathBuf,
     /// Only this table
     #[arg(long)]

@@ -18,7 +18,7 @@ impl Parsed {
         Parsed::with_long(arguments, with_value, &[])
     }
 
-    /// As [`Self::new`], with long names of flags.
+    /// As [`Self::new`], with long names of flags. Their values are behind a `=`, or apart.
     pub(crate) fn with_long(
         arguments: Vec<OsString>,
         with_value: &str,
@@ -31,9 +31,22 @@ impl Parsed {
             if text == "--" {
                 parsed.operands.extend(arguments.by_ref());
             } else if let Some(long) = text.strip_prefix("--") {
+                let (long, joined) = match long.split_once('=') {
+                    Some((long, value)) => (long, Some(OsString::from(value))),
+                    None => (long, None),
+                };
                 let known = names.iter().find(|(name, _)| *name == long);
-                let unknown = || Failure::usage(format!("there is no option {text}"));
-                parsed.flags.push((known.ok_or_else(unknown)?.1, None));
+                let unknown = || Failure::usage(format!("there is no option --{long}"));
+                let (_, letter) = *known.ok_or_else(unknown)?;
+                let value = match (with_value.contains(letter), joined) {
+                    (true, None) => arguments.next(),
+                    (_, joined) => joined,
+                };
+                if value.is_some() != with_value.contains(letter) {
+                    let takes = if value.is_some() { "takes no value" } else { "needs a value" };
+                    return Err(Failure::usage(format!("--{long} {takes}")));
+                }
+                parsed.flags.push((letter, value));
             } else if let Some(letters) = text.strip_prefix('-').filter(|rest| !rest.is_empty()) {
                 for (place, letter) in letters.char_indices() {
                     if !with_value.contains(letter) {
@@ -93,5 +106,19 @@ mod tests {
         assert_eq!(label.operands, ["--force"]);
         assert!(!label.has('f'));
         assert!(read(&["--offset", "pool"]).is_err());
+        assert!(read(&["--force=yes", "pool"]).is_err());
+    }
+    #[test]
+    fn the_value_of_a_long_name_is_joined_or_apart() {
+        let read = |arguments: &[&str]| {
+            let arguments = arguments.iter().map(OsString::from).collect();
+            Parsed::with_long(arguments, "P", &[("pi", 'P')])
+        };
+        for arguments in [&["--pi=4096+8:16b", "pool"][..], &["pool", "--pi", "4096+8:16b"]] {
+            let parsed = read(arguments).unwrap();
+            assert_eq!(parsed.values('P').collect::<Vec<_>>(), ["4096+8:16b"]);
+            assert_eq!(parsed.operands, ["pool"]);
+        }
+        assert!(read(&["pool", "--pi"]).is_err());
     }
 }

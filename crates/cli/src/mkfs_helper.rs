@@ -1,4 +1,5 @@
-//! `mkfs.copyhold [-qvfF] [--force] [-L label] POOL [SIZE]`, as mkfs(8) and test suites call it.
+//! `mkfs.copyhold [-qvfF] [--force] [-L LABEL] [--pi FORMAT] POOL [SIZE]`, as mkfs(8) and test
+//! suites call it.
 //!
 //! It refuses what `copyhold create` refuses. `-f` of mkfs.xfs and mkfs.btrfs, `-F` of mkfs.ext4
 //! and `--force` overwrite any content, old labels at the device's far end included, unless it is
@@ -7,7 +8,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use copyhold::{CreateOptions, Pool};
+use copyhold::{CreateOptions, FormatError, Pool};
 
 use crate::engine;
 use crate::failure::Failure;
@@ -25,7 +26,7 @@ pub(crate) fn run(arguments: Vec<OsString>) -> u8 {
 }
 
 fn make(arguments: Vec<OsString>) -> Result<(), Failure> {
-    let parsed = Parsed::with_long(arguments, "Lt", &[("force", 'f')])?;
+    let parsed = Parsed::with_long(arguments, "LPt", &[("force", 'f'), ("pi", 'P')])?;
     if parsed.has('V') {
         return crate::report::print(concat!("mkfs.copyhold ", env!("CARGO_PKG_VERSION"), "\n"));
     }
@@ -34,7 +35,7 @@ fn make(arguments: Vec<OsString>) -> Result<(), Failure> {
         [pool, size] => (pool, Some(size)),
         _ => {
             return Err(Failure::usage(
-                "usage: mkfs.copyhold [-qvfF] [--force] [-L LABEL] POOL [SIZE]",
+                "usage: mkfs.copyhold [-qvfF] [--force] [-L LABEL] [--pi FORMAT] POOL [SIZE]",
             ));
         }
     };
@@ -45,7 +46,9 @@ fn make(arguments: Vec<OsString>) -> Result<(), Failure> {
     let name = parsed.values('L').last().unwrap_or_default();
     let bytes = size.map(|size| size.0);
     let force = parsed.has('f') || parsed.has('F');
-    let options = CreateOptions { bytes, name, force, ..CreateOptions::default() };
+    let protection = parsed.values('P').last().map(|format| format.parse()).transpose();
+    let protection = protection.map_err(|why: FormatError| Failure::usage(why.to_string()))?;
+    let options = CreateOptions { bytes, name, force, protection, ..CreateOptions::default() };
     engine::patiently(Path::new(pool), || Ok(Pool::create(pool, &options)?)).map(drop)
 }
 

@@ -62,7 +62,7 @@ const PAUSE: Duration = Duration::from_millis(20);
     A line for /etc/fstab:\n  \
     /srv/pool.img  /mnt  fuse.copyhold  defaults,nofail  0  0")]
 pub(crate) struct Mount {
-    /// The file or block device
+    /// The file, the block device, or the NVMe namespace (/dev/ngXnY)
     pub(crate) pool: PathBuf,
     /// An existing directory
     pub(crate) directory: PathBuf,

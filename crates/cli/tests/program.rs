@@ -205,6 +205,11 @@ fn the_helpers_answer_under_their_names() {
         let again = mkfs.arg(force).arg(&pool).output().unwrap();
         assert!(again.status.success(), "{force}: {}", stderr(&again));
     }
+    let mut mkfs = Command::new(place.path("mkfs.fuse.copyhold"));
+    let made = mkfs.args(["-f", "--pi", "4096+16:64b"]).arg(&pool).output().unwrap();
+    assert!(made.status.success(), "{}", stderr(&made));
+    let shown = json(&["info", pool.to_str().unwrap()]);
+    assert_eq!(shown["protection"], "4096+16:64b:type2:last");
     assert_eq!(named("fsck.fuseblk.copyhold").output().unwrap().status.code(), Some(16));
     assert_eq!(named("fsck.copyhold").arg("/no/pool").output().unwrap().status.code(), Some(8));
     let mount = named("mount.fuse.copyhold").arg("/no/pool").arg("/mnt").output().unwrap();

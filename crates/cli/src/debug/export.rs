@@ -47,7 +47,7 @@ use sink::{Item, Problem, Sink, shown};
     copyhold debug export /srv/pool.img /srv/rescued\n  \
     copyhold debug export /srv/pool.img --list")]
 pub(super) struct Export {
-    /// The file or block device
+    /// The file, the block device, or the NVMe namespace (/dev/ngXnY)
     pool: PathBuf,
     /// An empty directory; it is made if it does not exist
     #[arg(required_unless_present = "list")]
