@@ -5,6 +5,7 @@
 mod budget;
 mod errors;
 mod extents;
+mod medium;
 mod patience;
 mod protection;
 mod serve;
@@ -26,6 +27,7 @@ use rustix::io::Errno;
 use crate::failure::Failure;
 
 pub(crate) use extents::extents;
+pub(crate) use medium::Medium;
 pub(crate) use patience::patiently;
 pub(crate) use protection::protection;
 pub(crate) use serve::serve;

@@ -47,4 +47,4 @@ pub use device::NvmeDevice;
 pub use identify::{
     IdentifyProblem, Identity, Lie, MOST_BLOCKS, PAGE_BYTES, Pages, has_wide_guards,
 };
-pub use open::{block_node_of, is_namespace};
+pub use open::is_namespace;

@@ -13,16 +13,12 @@ mod restore;
 mod sink;
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use copyhold_device::nvme;
-use copyhold_rescue::{
-    FileKind, Files, Inode, Place, Pool, ROOT_SUBVOLUME, Seekable, Step, Subvolume,
-};
-use rustix::fs::{FlockOperation, flock};
+use copyhold_rescue::{FileKind, Files, Inode, Place, Pool, ROOT_SUBVOLUME, Step, Subvolume};
 use serde_json::{Value, json};
 
+use crate::engine::Medium;
 use crate::failure::{Failure, Kind};
 use crate::report::{Report, print};
 
@@ -76,7 +72,7 @@ struct Summary {
 }
 
 struct Walk<'a> {
-    pool: &'a Pool<Seekable<File>>,
+    pool: &'a Pool<Medium>,
     json: bool,
     sink: Box<dyn Sink>,
     summary: Summary,
@@ -119,23 +115,8 @@ impl Export {
         summary.outcome(&self.pool, !pool.damage().is_empty())
     }
 
-    fn open(&self) -> Result<Pool<Seekable<File>>, Failure> {
-        if let Some(block_device) = nvme::block_node_of(&self.pool) {
-            return Err(Failure::usage(format!(
-                "{} takes commands, and this verb reads files and block devices: name the block \
-                 device of the namespace, {}; blocks that the kernel refuses count as lost",
-                self.pool.display(),
-                block_device.display()
-            )));
-        }
-        let wrong = |error| Failure::system(self.pool.display(), &error);
-        let file = File::open(&self.pool).map_err(wrong)?;
-        if flock(&file, FlockOperation::NonBlockingLockShared).is_err() {
-            let why = format!("{}: in use; unmount it first", self.pool.display());
-            return Err(Failure::new(Kind::InUse, why));
-        }
-        let source = Seekable::new(file).map_err(wrong)?;
-        Pool::open(source).map_err(|damage| {
+    fn open(&self) -> Result<Pool<Medium>, Failure> {
+        Pool::open(Medium::open(&self.pool)?).map_err(|damage| {
             let why = format!("{}: no file can be read: {damage}", self.pool.display());
             Failure::new(Kind::NotAPool, why)
         })

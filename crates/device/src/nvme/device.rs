@@ -75,6 +75,26 @@ impl NvmeDevice {
         &self.identified
     }
 
+    /// Reads the metadata of blocks as they are: nothing is compared.
+    pub fn read_metadata(
+        &self,
+        block: u64,
+        blocks: u32,
+    ) -> BoxFuture<'static, Result<Vec<u8>, DeviceError>> {
+        if let Err(error) = self.check(block, blocks.into()) {
+            return at_once(Err(error));
+        }
+        let request = Request { block, blocks, why: Purpose::Guard, access: Access::Read };
+        let name = self.name.clone();
+        let failed = move |source| request.failed(&name, source);
+        let drive = match self.drive() {
+            Ok(drive) => drive,
+            Err(source) => return at_once(Err(failed(source))),
+        };
+        self.counters.read(Purpose::Guard, blocks);
+        self.blocking(move || drive.read_metadata(request), failed)
+    }
+
     fn drive(&self) -> Result<Arc<Drive>, IoError> {
         self.drive.read().clone().ok_or(IoError(libc::EBADF))
     }

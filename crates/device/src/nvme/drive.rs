@@ -90,21 +90,45 @@ impl Drive {
         Ok(Drive { commands, namespace, identity, name, can_discard, discarded_blocks })
     }
 
-    /// Whether metadata can be transferred at all: reads those of the first block, of which
-    /// nothing is compared. A block that cannot be read, or was deallocated, proves nothing.
+    /// Whether metadata can be transferred at all: reads those of the first block. A block that
+    /// cannot be read, or was deallocated, proves nothing.
     pub(super) fn probe(&self) -> Result<(), DeviceError> {
-        let (format, request) = (self.format(), FIRST_BLOCK);
-        let tags = Tags::of_birth(format, 0, None);
-        let command = Command { by_device: false, checks: Checks::NONE, tags };
-        let (mut data, mut metadata) = (Buf::zeroed(1), Buf::zeroed(1));
-        let metadata = &mut metadata.make_mut()[..self.metadata(&command, request)];
-        let fields = Fields::read(self.namespace, self.range(request), format, &command);
-        match self.execute(&fields, Transfer::ToHost { data: data.make_mut(), metadata }) {
+        let mut metadata = vec![0; self.format().entry_bytes()];
+        match self.read_metadata_part(FIRST_BLOCK, &mut metadata) {
             Ok(()) | Err(Failure::Refused(Status::UnrecoveredRead | Status::Deallocated)) => Ok(()),
             Err(failure) => {
                 Err(unusable(&self.name, IdentifyProblem::NoTransfer(failure.io_error())))
             }
         }
+    }
+
+    /// The metadata of blocks, of which nothing is compared.
+    pub(super) fn read_metadata(&self, request: Request) -> Result<Vec<u8>, DeviceError> {
+        let entry = self.format().entry_bytes();
+        let mut metadata = vec![0; request.blocks as usize * entry];
+        let mut rest = &mut metadata[..];
+        for (part, _) in parts(request, self.identity.most_blocks) {
+            let (place, behind) =
+                std::mem::take(&mut rest).split_at_mut(part.blocks as usize * entry);
+            let read = self.read_metadata_part(part, place);
+            read.map_err(|failure| self.failed(part, &failure))?;
+            rest = behind;
+        }
+        Ok(metadata)
+    }
+
+    /// Reads metadata by one command, which transfers the data, too.
+    fn read_metadata_part(&self, part: Request, metadata: &mut [u8]) -> Result<(), Failure> {
+        let format = self.format();
+        let tags = Tags::of_birth(format, part.first(format), None);
+        let command = Command { by_device: false, checks: Checks::NONE, tags };
+        let (mut data, mut space) = (Buf::zeroed(part.blocks as usize), Buf::zeroed(1));
+        let read = &mut space.make_mut()[..metadata.len()];
+        let fields = Fields::read(self.namespace, self.range(part), format, &command);
+        let transfer = Transfer::ToHost { data: data.make_mut(), metadata: read };
+        self.execute(&fields, transfer)?;
+        metadata.copy_from_slice(&space[..metadata.len()]);
+        Ok(())
     }
 
     pub(super) fn identity(&self) -> &Identity {

@@ -3,7 +3,7 @@
 //! The number of the node, not its name, decides what it is: sysfs names the device that has it. A
 //! path may be a link, and a name in `/dev` may lie.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
@@ -18,12 +18,6 @@ use crate::file::{Locked, OpenMode, block_bytes, failed, lock, name_of, open_pat
 /// Whether `path` is the character device of a namespace of an NVMe drive.
 pub fn is_namespace(path: &Path) -> bool {
     block_device_of(path).is_some()
-}
-
-/// The path of the kernel's block device of the namespace, if `path` is its character device. It
-/// may not exist.
-pub fn block_node_of(path: &Path) -> Option<PathBuf> {
-    Some(Path::new(DEV).join(block_device_of(path)?))
 }
 
 /// The directory of all block devices in sysfs, and that of nodes.
@@ -168,7 +162,6 @@ mod tests {
     fn other_devices_are_no_namespaces() {
         for path in ["/dev/null", "/dev", "/nowhere"] {
             assert!(!is_namespace(Path::new(path)), "{path}");
-            assert_eq!(block_node_of(Path::new(path)), None, "{path}");
         }
         let opened = open(Path::new("/dev/null"), OpenMode::ReadOnly);
         assert!(matches!(opened, Err(DeviceError::NotADevice { .. })));

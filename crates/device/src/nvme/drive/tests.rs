@@ -483,3 +483,18 @@ fn a_namespace_whose_metadata_cannot_be_transferred_is_refused_before_it_is_writ
         assert!(commands.iter().all(|command| command.opcode == 0x02), "{commands:?}");
     }
 }
+
+#[test]
+fn metadata_are_read_as_they_are_stored() {
+    for format in ["4096+8:16b", "4096+64:64b:type3", "512+16:32b:first"] {
+        let (model, drive) = drive(format, 0);
+        let data = content(3, 40);
+        let protect = guarded(drive.format(), &data, BIRTH);
+        write(&drive, 0, &data, &protect).unwrap();
+        let read = drive.read_metadata(request(2, 38, Access::Read)).unwrap();
+        let entry = drive.format().entry_bytes();
+        assert!(read == model.state.lock().metadata[2 * entry..], "{format}");
+        model.state.lock().unreadable.insert(2 * drive.format().parts() as u64);
+        assert!(drive.read_metadata(request(2, 38, Access::Read)).is_err());
+    }
+}
