@@ -99,7 +99,7 @@ identity() {
 }
 
 DEVICES=()
-add() { # add PURPOSE MIB 'FORMAT PLACE' OPTIONS
+add() { # add PURPOSE MIB 'FORMAT MODE' OPTIONS
     local number image unique
     number=$((${#DEVICES[@]} / 4 + 1))
     image=$OUT/$number.img
@@ -113,11 +113,11 @@ add() { # add PURPOSE MIB 'FORMAT PLACE' OPTIONS
 }
 
 namespaces() {
-    local format place options
+    local format mode options
     : >"$OUT/namespaces"
-    while read -r format place options; do
+    while read -r format mode options; do
         add blocks 8 "$format" "$options"
-        add pool 64 "$format $place" "$options"
+        add pool 64 "$format $mode" "$options"
     done < <(grep -v '^#' scripts/nvme/formats | head -n "$COUNT")
     local base=logical_block_size=4096,physical_block_size=4096
     add refused 8 "has_no_metadata" "$base"
