@@ -25,7 +25,9 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use copyhold_device::pi::Format;
 use copyhold_device::sim::SimImage;
+use copyhold_format::item::ChecksumMode;
 use copyhold_fs::{Caller, Filesystem, FsError, OpenFlags, WriteFlags};
 
 use self::run::{Recording, record};
@@ -49,6 +51,10 @@ pub struct Enumeration {
     pub part: (usize, usize),
     /// A rule of the engine that is broken on purpose.
     pub broken: Option<Sabotage>,
+    /// The device has protection information of this format.
+    pub protection: Option<Format>,
+    /// The checksum mode of all files. With another than `item` no data is attached to a batch.
+    pub mode: ChecksumMode,
     /// It ends with the first failure.
     pub until_failure: bool,
 }
@@ -77,7 +83,9 @@ impl Enumeration {
 
     /// All of a length.
     pub fn of_length(length: usize) -> Enumeration {
-        Enumeration { length, part: (1, 1), broken: None, until_failure: false }
+        let (protection, mode) = (None, ChecksumMode::Item);
+        let part = (1, 1);
+        Enumeration { length, part, broken: None, protection, mode, until_failure: false }
     }
 
     /// Runs them, and tells how far it has come behind each family.
@@ -88,7 +96,7 @@ impl Enumeration {
         let (part, parts) = self.part;
         assert!(Enumeration::LENGTHS.contains(&self.length), "one operation, or two");
         assert!((1..=parts).contains(&part), "part {part} of {parts}");
-        let stage = Stage::set(self.broken);
+        let stage = Stage::set(self.broken, self.protection, self.mode);
         let families = workload::families(self.length);
         let all = families.len();
         let mine: Vec<_> = families.into_iter().enumerate().skip(part - 1).step_by(parts).collect();
@@ -187,7 +195,10 @@ fn recover(stage: &Stage, moment: &Moment, image: SimImage) {
     let (fs, root, names) = opened;
     second_opinion::compare(&image, &root, &names);
     let shown = Shown::of(fs.volumes().ledger());
-    verify::settle(&mut moment.world.clone(), &names, &shown);
+    let mut world = moment.world.clone();
+    verify::settle(&mut world, &names, &shown);
+    let checked = machine.run(verify::check_extents(&fs, &world)).expect("the power is on");
+    checked.unwrap_or_else(|error| panic!("its extents: {error}"));
     let used = machine.run(use_it(&fs)).expect("the power is on");
     used.unwrap_or_else(|error| panic!("it cannot be used: {error}"));
     drop(fs);
@@ -221,6 +232,12 @@ impl fmt::Display for Replay {
         if let Some(rule) = self.plan.broken {
             write!(f, " --break {}", rule.name())?;
         }
+        if let Some(format) = self.plan.protection {
+            write!(f, " --pi {format}")?;
+        }
+        if self.plan.mode != ChecksumMode::Item {
+            write!(f, " --mode {}", self.plan.mode)?;
+        }
         Ok(())
     }
 }
@@ -233,7 +250,7 @@ mod tests {
     /// A model that takes whatever it finds would pass as well.
     #[test]
     fn a_promise_that_nobody_keeps_is_noticed_for_every_operation() {
-        let stage = Stage::set(None);
+        let stage = Stage::set(None, None, ChecksumMode::Item);
         for family in families(1) {
             let step = (family.last.clone(), Persistence::Nothing);
             let recording = record(&stage, &Workload { steps: vec![step] }, Pace::SlowContent);

@@ -7,6 +7,9 @@
 //!           discards, and then once for each of them that fails: that one only, or it and all of
 //!           its kind from there on.
 //!
+//! On a device with protection information the files have different checksum modes, and
+//! the requests are those of the disk below, for data and for tuples.
+//!
 //! Each play must have these properties, by the plain model of `model`:
 //!
 //! FAULTS-V1  No task panics or waits for ever; an error names the answer of the device.
@@ -25,12 +28,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_check::{Severity, check_device};
-use copyhold_device::CounterSnapshot;
+use copyhold_device::pi::Format;
 use copyhold_device::sim::{Fault, SimImage, Trigger};
+use copyhold_device::{CounterSnapshot, Device};
 use copyhold_fs::{Caller, Filesystem, FsError, Options};
 use copyhold_pool::{CreateOptions, Limits, OpenOptions, Pool, Sabotage};
 
 use crate::Machine;
+use crate::machine::blank;
 use model::Model;
 use script::Player;
 
@@ -128,21 +133,29 @@ impl Faults {
     /// Makes the pool that each play begins with, and counts the requests of one that nothing
     /// happens to.
     pub fn new() -> Faults {
-        Faults::of_engine(None)
+        Faults::of_engine(None, None)
+    }
+
+    /// On a namespace of this format.
+    pub fn on(format: Format) -> Faults {
+        Faults::of_engine(Some(format), None)
     }
 
     /// With a rule that the engine breaks on purpose.
     pub fn breaking(rule: Sabotage) -> Faults {
-        Faults::of_engine(Some(rule))
+        Faults::of_engine(None, Some(rule))
     }
 
-    fn of_engine(broken: Option<Sabotage>) -> Faults {
-        let (image, model) = prepare();
-        let mut faults = Faults { image, model, requests: [0; Kind::ALL.len()], broken };
+    fn of_engine(protection: Option<Format>, broken: Option<Sabotage>) -> Faults {
+        let (image, model) = prepare(protection);
+        let requests = [0; Kind::ALL.len()];
+        let mut faults = Faults { image, model, requests, broken };
+        // Opening a namespace takes requests, which are before all faults.
+        let before = Machine::on(SEED, faults.image.clone()).disk.counters().snapshot();
         let (machine, fate) = faults.run(None);
         assert_eq!(fate, Fate::Unseen, "nothing has failed");
-        let seen = copyhold_device::Device::counters(&*machine.disk).snapshot();
-        faults.requests = Kind::ALL.map(|kind| kind.count(&seen));
+        let seen = machine.disk.counters().snapshot();
+        faults.requests = Kind::ALL.map(|kind| kind.count(&seen) - kind.count(&before));
         faults
     }
 
@@ -252,8 +265,8 @@ async fn open(machine: &Machine, broken: Option<Sabotage>) -> Result<Arc<Filesys
 }
 
 /// A pool with something in bases, something in the log only, and a subvolume.
-fn prepare() -> (SimImage, Model) {
-    let machine = Machine::on(SEED, SimImage::empty(BLOCKS));
+fn prepare(protection: Option<Format>) -> (SimImage, Model) {
+    let machine = Machine::on(SEED, blank(BLOCKS, protection));
     let create = CreateOptions {
         log_bytes: Some(512 << 10),
         metaslab_blocks: Some(1024),

@@ -30,7 +30,7 @@ mod weather;
 
 pub use dice::Dice;
 pub use enumeration::{Enumeration, Tally};
-pub use machine::Machine;
+pub use machine::{Machine, damage};
 pub use run::{Failure, Level, Outcome, Plan};
 pub use sabotage::Sabotage;
 pub use weather::Weather;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_lock::Semaphore;
-use copyhold_device::pi::{self, Emulated, Format, Header};
+use copyhold_device::pi::{Emulated, Format, Header};
 use copyhold_device::sim::{Fault, Lasting, SimConfig, SimDevice, SimDisk, SimImage, Trigger};
 use copyhold_device::{Device, DynDevice, OpenMode};
 use copyhold_runtime::{BoxFuture, Rt, Runtime, SeededRuntime};
@@ -28,8 +28,8 @@ const TURNS: u64 = 1_000_000;
 pub struct Machine {
     pub rt: Arc<SeededRuntime>,
     pub disk: Arc<SimDevice>,
-    /// The disk, or the namespace with protection information on it.
-    device: DynDevice,
+    /// With protection information, on the disk; without one the disk is the device.
+    namespace: Option<Arc<Emulated>>,
 }
 
 /// The image of a disk that gives a pool so many blocks: an empty one, or a namespace.
@@ -41,14 +41,30 @@ pub(crate) fn blank(blocks: u64, protection: Option<Format>) -> SimImage {
     machine.rest()
 }
 
-/// The device that a program would open. Without a namespace the disk has no request for it.
-fn device_on(rt: &Arc<SeededRuntime>, disk: &Arc<SimDevice>) -> DynDevice {
+/// The namespace that a program would find. Without one the disk has no request for it.
+fn namespace_on(rt: &Arc<SeededRuntime>, disk: &Arc<SimDevice>) -> Option<Arc<Emulated>> {
     let last = disk.geometry().blocks - 1;
-    if Header::parse(&disk.read_block_now(last)).is_none() {
-        return disk.clone();
-    }
-    let opened = pi::open(rt.clone(), disk.clone(), OpenMode::ReadWrite);
-    rt.block_on(opened).expect("the headers are good")
+    Header::parse(&disk.read_block_now(last))?.ok()?;
+    let found = Emulated::find(rt.clone(), disk.clone(), OpenMode::ReadWrite);
+    rt.block_on(found).expect("the headers are good")
+}
+
+/// Changes both halves of a block of a namespace, as the drive sees them.
+pub fn damage(
+    disk: &SimDevice,
+    namespace: &Emulated,
+    block: u64,
+    data: impl FnOnce(&mut [u8]),
+    metadata: impl FnOnce(&mut [u8]),
+) {
+    disk.corrupt(block, |bytes| data(bytes));
+    let (entries, range) = namespace.place_of_metadata(block);
+    disk.corrupt(entries, |bytes| {
+        let entry = &mut bytes[range];
+        entry.iter_mut().for_each(|byte| *byte = !*byte);
+        metadata(entry);
+        entry.iter_mut().for_each(|byte| *byte = !*byte);
+    });
 }
 
 impl Machine {
@@ -61,8 +77,8 @@ impl Machine {
             config.read_latency.end *= 20;
         }
         let disk = SimDevice::from_disk(rt.clone() as Rt, DeviceId(0), disk.into(), config);
-        let device = device_on(&rt, &disk);
-        Machine { rt, disk, device }
+        let namespace = namespace_on(&rt, &disk);
+        Machine { rt, disk, namespace }
     }
 
     /// Switches on a machine that is to recover. Some blocks of its disk cannot be read; its power
@@ -92,7 +108,28 @@ impl Machine {
     }
 
     pub fn device(&self) -> DynDevice {
-        self.device.clone()
+        match &self.namespace {
+            Some(namespace) => namespace.clone(),
+            None => self.disk.clone(),
+        }
+    }
+
+    pub fn namespace(&self) -> Option<&Arc<Emulated>> {
+        self.namespace.as_ref()
+    }
+
+    /// See [`damage`].
+    ///
+    /// # Panics
+    /// The disk has no namespace.
+    pub fn damage(
+        &self,
+        block: u64,
+        data: impl FnOnce(&mut [u8]),
+        metadata: impl FnOnce(&mut [u8]),
+    ) {
+        let namespace = self.namespace.as_ref().expect("the disk has a namespace");
+        damage(&self.disk, namespace, block, data, metadata);
     }
 
     /// Runs until `future` is done; nothing, if the power failed before.

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use copyhold_device::pi::{Format, FormatError};
+use copyhold_format::item::ChecksumMode;
 use copyhold_sim::faults::{Fate, Faults, Kind, Point};
 use copyhold_sim::{Enumeration, Level, Outcome, Plan, Sabotage, Tally, Weather};
 
@@ -22,16 +23,20 @@ copyhold-simulate: crash simulation by seed
   --weather W    the same weather in every life
   --break R      break a rule on purpose, and see it noticed
   --pi FORMAT    on a device with protection information, as 4096+16:64b
+  --modes M      clients change checksum modes: yes or no, instead of what the seed says
 
 or every workload of a few operations, with every crash:
 
   --enumerate L  of L operations, 1 or 2
   --part K/N     only the Kth of N parts, which together are all
+  --mode M       the checksum mode of all files: item, guard, offload or none
 
 or a short workload, with each of its requests to the device failing in turn:
 
   --faults       all of them
   --fault F      one, as write:7:once or flush:0:for-good
+
+--pi FORMAT goes with all of them.
 ";
 
 struct Args {
@@ -41,9 +46,11 @@ struct Args {
     weather: Option<Weather>,
     broken: Option<Sabotage>,
     protection: Option<Format>,
+    modes: Option<bool>,
     /// Operations of all workloads, instead of histories.
     enumerate: Option<usize>,
     part: (usize, usize),
+    mode: ChecksumMode,
     faults: bool,
     fault: Option<Point>,
 }
@@ -61,15 +68,16 @@ fn main() -> ExitCode {
         std::panic::set_hook(Box::new(|_| {}));
     }
     if let Some(point) = args.fault {
-        return play_fault(point);
+        return play_fault(&faults_on(args.protection), point);
     }
     if args.faults {
-        return play_faults();
+        return play_faults(&faults_on(args.protection));
     }
     let start = args.start.unwrap_or_else(fresh);
     if let Some(length) = args.enumerate {
         let all = Enumeration::of_length(length);
-        return enumerate(&Enumeration { part: args.part, broken: args.broken, ..all });
+        let (broken, protection, mode) = (args.broken, args.protection, args.mode);
+        return enumerate(&Enumeration { part: args.part, broken, protection, mode, ..all });
     }
     let failed: u64 = args.levels.iter().map(|level| run_level(*level, start, &args)).sum();
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -91,6 +99,7 @@ fn run_level(level: Level, start: u64, args: &Args) -> u64 {
             weather: args.weather,
             broken: args.broken,
             protection: args.protection,
+            modes: args.modes,
             tell: args.seeds == 1,
             ..Plan::new(level, seed)
         };
@@ -149,8 +158,12 @@ fn enumerate(plan: &Enumeration) -> ExitCode {
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn play_fault(point: Point) -> ExitCode {
-    match Faults::new().play(point) {
+fn faults_on(protection: Option<Format>) -> Faults {
+    protection.map_or_else(Faults::new, Faults::on)
+}
+
+fn play_fault(faults: &Faults, point: Point) -> ExitCode {
+    match faults.play(point) {
         Ok(fate) => println!("{point}: {fate:?}"),
         Err(failure) => {
             println!("FAILED {failure}");
@@ -161,9 +174,8 @@ fn play_fault(point: Point) -> ExitCode {
 }
 
 /// Plays everything that can fail, and counts what came of it.
-fn play_faults() -> ExitCode {
+fn play_faults(faults: &Faults) -> ExitCode {
     let begin = Instant::now();
-    let faults = Faults::new();
     let mut failed = 0;
     let mut rows: BTreeMap<(u8, bool), [u64; Fate::ALL.len()]> = BTreeMap::new();
     for point in faults.points() {
@@ -208,8 +220,10 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
         weather: None,
         broken: None,
         protection: None,
+        modes: None,
         enumerate: None,
         part: (1, 1),
+        mode: ChecksumMode::Item,
         faults: false,
         fault: None,
     };
@@ -232,16 +246,21 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
                 let format = value()?.parse();
                 parsed.protection = Some(format.map_err(|error: FormatError| error.to_string())?);
             }
+            "--modes" => {
+                let say = |yes: bool| if yes { "yes" } else { "no" }.to_string();
+                parsed.modes = Some(named(&value()?, &[true, false], say)?);
+            }
             "--enumerate" => parsed.enumerate = Some(length(&value()?)?),
+            "--mode" => {
+                let mode = value()?;
+                let none = |()| format!("{mode} is no checksum mode");
+                parsed.mode = mode.parse().map_err(none)?;
+            }
             "--part" => parsed.part = part(&value()?)?,
             "--faults" => parsed.faults = true,
             "--fault" => parsed.fault = Some(value()?.parse()?),
             _ => return Err(format!("unknown argument {name}")),
         }
-    }
-    let plays_fixed = parsed.faults || parsed.fault.is_some() || parsed.enumerate.is_some();
-    if plays_fixed && parsed.protection.is_some() {
-        return Err("--pi goes with seeds only, not with --faults, --fault or --enumerate".into());
     }
     Ok(parsed)
 }

@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use copyhold_device::pi::Format;
 use copyhold_device::sim::SimImage;
 
+use crate::fs_level::modes::ByMode;
 use crate::machine::blank;
 use crate::{Sabotage, Weather, fs_level, full, pool_level, rogue};
 
@@ -48,6 +49,8 @@ pub struct Plan {
     /// The device has protection information of this format: the namespace lies on the disk, whose
     /// faults hit data and tuples, each by itself.
     pub protection: Option<Format>,
+    /// Clients of filesystems change checksum modes, or not, instead of what the seed says.
+    pub modes: Option<bool>,
     /// Say on standard error what happens.
     pub tell: bool,
 }
@@ -61,6 +64,8 @@ pub struct Outcome {
     /// Histories that reached the state that their level is about: they deleted data on a full pool
     /// and wrote the freed space again, or used nine tenths of a limit.
     pub reached: u64,
+    /// Extents of files that the last recovery found, by their checksum mode.
+    pub by_mode: ByMode,
     /// A number for all that happened, on every disk and in every task.
     pub digest: u64,
 }
@@ -75,6 +80,7 @@ impl Outcome {
         self.crashes += other.crashes;
         self.recoveries += other.recoveries;
         self.reached += other.reached;
+        self.by_mode.iter_mut().zip(other.by_mode).for_each(|(sum, more)| *sum += more);
         self.note(other.digest);
     }
 }
@@ -95,6 +101,7 @@ impl Plan {
             broken: None,
             second_opinion: true,
             protection: None,
+            modes: None,
             tell: false,
         }
     }
@@ -142,6 +149,9 @@ impl fmt::Display for Plan {
         }
         if let Some(format) = self.protection {
             write!(f, " --pi {format}")?;
+        }
+        if let Some(modes) = self.modes {
+            write!(f, " --modes {}", if modes { "yes" } else { "no" })?;
         }
         Ok(())
     }

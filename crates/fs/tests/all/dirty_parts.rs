@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use copyhold_device::DynDevice;
 use copyhold_fs::{Filesystem, NodeId, Options};
 use copyhold_memory::MemoryClass;
-use copyhold_pool::{OpenOptions, Pool};
+use copyhold_pool::Limits;
 use copyhold_runtime::{Rt, Runtime};
 use copyhold_types::SubvolId;
 use futures_util::future::join_all;
 
 use crate::common::queued::QueuedDevice;
-use crate::common::{World, pattern, write};
+use crate::common::{World, mount, pattern, write};
 use crate::quotas::{make, root_of, subvolume};
 
 const LIMIT: u64 = 4 << 20;
@@ -86,9 +87,9 @@ fn an_fsync_goes_on_while_writers_of_its_tenant_wait_for_room() {
 async fn queued(world: &World) -> (Arc<QueuedDevice>, Arc<Filesystem>) {
     let rt: Rt = world.rt.clone();
     let device = QueuedDevice::new(rt.clone(), world.device.clone());
-    let options = OpenOptions { tenants: true, ..OpenOptions::default() };
-    let pool = Pool::open(rt, device.clone(), options).await.unwrap();
-    (device, Filesystem::open(pool, Options::default()).await.unwrap())
+    let below: DynDevice = device.clone();
+    let fs = mount(&rt, &below, Limits::default(), Options::default()).await;
+    (device, fs)
 }
 
 async fn sixteen_files(fs: &Arc<Filesystem>, of: SubvolId) -> Vec<NodeId> {

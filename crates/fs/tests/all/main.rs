@@ -4,6 +4,7 @@
 mod absent;
 mod at_max;
 mod before_full;
+mod births;
 mod changes;
 mod clean;
 mod clients;

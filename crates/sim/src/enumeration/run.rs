@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags, RenameFlags, SetAttr};
 use copyhold_fs::{WriteFlags, XattrSet};
+use copyhold_pool::PoolError;
 use copyhold_types::InodeNo;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -35,7 +36,8 @@ pub(super) fn record(stage: &Stage, workload: &Workload, pace: Pace) -> Recordin
     let shared = Arc::new(Shared { world: Mutex::new(stage.world.clone()) });
     let recorder = Recorder::new(&machine, pace, shared.clone());
     let done = machine.run(async {
-        let fs = stage.open(&machine, recorder.clone()).await?;
+        let device = stage.device_on(&machine, recorder.clone()).await.map_err(PoolError::from)?;
+        let fs = stage.open(&machine, device).await?;
         let run = Run { fs, shared };
         let (last, known) = workload.steps.split_last().expect("a workload has a step");
         for step in known {

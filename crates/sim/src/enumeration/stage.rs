@@ -2,9 +2,14 @@
 
 use std::sync::Arc;
 
-use copyhold_device::DynDevice;
+use copyhold_device::pi::{self, Format};
 use copyhold_device::sim::SimImage;
-use copyhold_fs::{Caller, Filesystem, FsError, NodeId, OpenFlags, Options, WriteFlags, XattrSet};
+use copyhold_device::{DeviceError, DynDevice, OpenMode};
+use copyhold_format::item::ChecksumMode;
+use copyhold_fs::{
+    Caller, Filesystem, FsError, NodeId, OpenFlags, Options, WriteFlags, XattrSet,
+    set_checksum_mode,
+};
 use copyhold_pool::{CreateOptions, Limits, OpenOptions, Pool};
 use copyhold_types::{InodeNo, PoolId};
 
@@ -16,7 +21,7 @@ use crate::fs_level::content::{Content, Versions};
 use crate::fs_level::span::Span;
 use crate::fs_level::tree::{Kind, ObjectId, Place, SHARED_DIRS, Tree, shared_name};
 use crate::fs_level::world::World;
-use crate::machine::Machine;
+use crate::machine::{Machine, blank};
 
 /// Latencies and keys: the same for all, so that workloads that begin alike write alike.
 pub(super) const SEED: u64 = 0x100;
@@ -25,14 +30,20 @@ const POOL_BLOCKS: u64 = 2048;
 pub(super) struct Stage {
     pub(super) image: SimImage,
     pub(super) world: World,
+    protection: Option<Format>,
+    mode: ChecksumMode,
     broken: Option<Sabotage>,
 }
 
 impl Stage {
     /// # Panics
     /// The pool cannot be made.
-    pub(super) fn set(broken: Option<Sabotage>) -> Stage {
-        let machine = Machine::on(SEED, SimImage::empty(POOL_BLOCKS));
+    pub(super) fn set(
+        broken: Option<Sabotage>,
+        protection: Option<Format>,
+        mode: ChecksumMode,
+    ) -> Stage {
+        let machine = Machine::on(SEED, blank(POOL_BLOCKS, protection));
         let mut world = World::new(1);
         let create = CreateOptions {
             id: Some(PoolId([7; 16])),
@@ -46,15 +57,27 @@ impl Stage {
             Pool::create(&machine.rt(), &machine.device(), &create).await?;
             let pool = Pool::open(machine.rt(), machine.device(), open_options(None)).await?;
             Filesystem::format(&pool, &Caller::ROOT, 0o755).await?;
-            let fs = Filesystem::open(pool.clone(), options()).await?;
+            let fs = Filesystem::open(pool.clone(), options(mode)).await?;
             fs.enable_quotas().await?;
-            fill(&fs, &mut world).await?;
+            fill(&fs, &mut world, mode).await?;
             fs.close().await?;
             pool.close().await?;
             Ok::<(), FsError>(())
         });
         made.expect("the power is on").expect("the stage is set");
-        Stage { image: machine.rest(), world, broken }
+        Stage { image: machine.rest(), world, protection, mode, broken }
+    }
+
+    /// The device of the pool, on the disk of a machine or on one that stands before it.
+    pub(super) async fn device_on(
+        &self,
+        machine: &Machine,
+        disk: DynDevice,
+    ) -> Result<DynDevice, DeviceError> {
+        match self.protection {
+            Some(_) => pi::open(machine.rt(), disk, OpenMode::ReadWrite).await,
+            None => Ok(disk),
+        }
     }
 
     /// Mounts what a device of a machine holds.
@@ -65,7 +88,7 @@ impl Stage {
     ) -> Result<Arc<Filesystem>, FsError> {
         let pool = Pool::open(machine.rt(), device, open_options(self.broken)).await?;
         let sabotage = self.broken.and_then(Sabotage::of_fs);
-        let fs = Filesystem::open(pool, Options { sabotage, ..options() }).await?;
+        let fs = Filesystem::open(pool, Options { sabotage, ..options(self.mode) }).await?;
         if let Some(rule) = self.broken.and_then(Sabotage::of_volume) {
             fs.volumes().break_rule(rule);
         }
@@ -73,9 +96,14 @@ impl Stage {
     }
 }
 
-/// As a mount has them.
-fn options() -> Options {
-    Options { count_lookups: false, ..Options::default() }
+/// As a mount has them. Attached data has its checksums in the item, so none is attached if all
+/// files have another mode.
+fn options(mode: ChecksumMode) -> Options {
+    let options = Options { count_lookups: false, ..Options::default() };
+    match mode {
+        ChecksumMode::Item => options,
+        _ => Options { attach_bytes_max: 0, ..options },
+    }
 }
 
 fn open_options(broken: Option<Sabotage>) -> OpenOptions {
@@ -84,13 +112,14 @@ fn open_options(broken: Option<Sabotage>) -> OpenOptions {
 }
 
 /// Makes what the model's tree has, and tells the model.
-async fn fill(fs: &Arc<Filesystem>, world: &mut World) -> Result<(), FsError> {
+async fn fill(fs: &Arc<Filesystem>, world: &mut World, mode: ChecksumMode) -> Result<(), FsError> {
     world.shared[0] = Some(fs.root());
     for n in 1..SHARED_DIRS {
         let made = fs.mkdir(&Caller::ROOT, fs.root(), &shared_name(n), 0o755).await?;
         world.shared[n] = Some(made.node);
     }
-    let tree = workload::stage();
+    let mut tree = workload::stage();
+    tree.objects.values_mut().for_each(|object| object.checksum_mode = mode);
     let mut places: Vec<(&Place, ObjectId)> =
         tree.entries.iter().map(|(place, id)| (place, *id)).collect();
     places.sort_by_key(|(_, id)| *id);
@@ -99,7 +128,7 @@ async fn fill(fs: &Arc<Filesystem>, world: &mut World) -> Result<(), FsError> {
         let node = make(fs, world, &tree, place, id).await?;
         world.born(id, node);
     }
-    let mut tree = tree;
+    world.modes.note(tree.file_modes());
     for (id, object) in &mut tree.objects {
         object.is_found(&fs.getattr(world.nodes[id]).await?);
     }
@@ -121,7 +150,12 @@ async fn make(
             let subvol = fs.create_subvolume(root, parent, name, None).await?;
             NodeId { subvol, ino: InodeNo::ROOT }
         }
-        Kind::Dir => fs.mkdir(root, parent, name, object.mode).await?.node,
+        Kind::Dir => {
+            let node = fs.mkdir(root, parent, name, object.mode).await?.node;
+            // All others are below the first, and inherit its mode.
+            set_checksum_mode(fs, root, node, object.checksum_mode).await?;
+            node
+        }
         _ => {
             let flags = OpenFlags::READ_WRITE;
             let (made, _) = fs.create(root, parent, name, object.mode, flags, true).await?;

@@ -162,7 +162,7 @@ pub(super) struct Recorder {
 
 impl Recorder {
     pub(super) fn new(machine: &Machine, pace: Pace, shared: Arc<Shared>) -> Arc<Recorder> {
-        let (rt, disk) = (machine.rt(), machine.device());
+        let (rt, disk) = (machine.rt(), machine.disk.clone());
         Arc::new(Recorder { rt, disk, pace, tape: Arc::default(), shared })
     }
 

@@ -4,13 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use copyhold_format::item::ChecksumMode;
 use copyhold_fs::{
     Caller, FallocateMode, Filesystem, FsError, NodeId, OpenFlags, RenameFlags, SetAttr, XattrSet,
+    set_checksum_mode,
 };
 use copyhold_pool::{PoolError, Tier};
 use copyhold_types::{BLOCK_BYTES, InodeNo};
 
-use super::model::{Content, Model, cut, may_be, written};
+use super::model::{Content, Model, Versions, cut, may_be, written};
 use super::{Fate, Kind, Point};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -73,6 +75,16 @@ pub(super) async fn verify(fs: &Arc<Filesystem>, model: &Model) {
             found.unwrap_or_else(|error| panic!("FAULTS-V4: {path} after a crash: {error}"));
         let fits = may_be(&found, versions.after_crash());
         assert!(fits, "FAULTS-V4: {path}, {}, is not what was synced", told(&found));
+    }
+}
+
+/// The checksum mode of a new file, on a device with protection information.
+fn mode_of(path: &str) -> ChecksumMode {
+    match path {
+        "cut" => ChecksumMode::None,
+        "logged" => ChecksumMode::Item,
+        path if path.ends_with("/f") => ChecksumMode::Offload,
+        _ => ChecksumMode::Guard,
     }
 }
 
@@ -170,13 +182,23 @@ impl<'a> Player<'a> {
         for (path, versions) in &self.model.files {
             match content(self.fs, path).await {
                 Ok(found) => {
-                    let fits = may_be(&found, versions.now());
+                    let fits = may_be(&found, versions.now()) || self.may_be_lost(path, versions);
                     assert!(fits, "FAULTS-V2: {path}, {}, is not what it is", told(&found));
                 }
                 Err(_) if self.forgetful && !versions.is_durable() => {}
                 Err(error) => panic!("FAULTS-V2: {path} cannot be read: {error}"),
             }
         }
+    }
+
+    /// Whether a failed flush may have lost data that no side verifies, or the device alone.
+    fn may_be_lost(&self, path: &str, versions: &Versions) -> bool {
+        let is_verified = matches!(mode_of(path), ChecksumMode::Item | ChecksumMode::Guard);
+        self.forgetful && self.has_modes() && !versions.is_durable() && !is_verified
+    }
+
+    fn has_modes(&self) -> bool {
+        self.fs.pool().devices().protection().is_some()
     }
 
     /// FAULTS-V3, now that the device works again.
@@ -234,11 +256,16 @@ impl<'a> Player<'a> {
             let (dir, name) = place(self.fs, path).await?;
             let made = self.fs.create(&Caller::ROOT, dir, name, 0o600, flags, true).await?;
             self.fs.release(made.0.node);
-            Ok(())
+            Ok(made.0.node)
         };
-        let made = made.await;
-        let done = self.note("create", made);
+        let made: Result<NodeId, FsError> = made.await;
+        let node = made.as_ref().ok().copied();
+        let done = self.note("create", made.map(drop));
         self.model.change(path, done, |_| Some(Vec::new()));
+        if let Some(node) = node.filter(|_| self.has_modes()) {
+            let set = set_checksum_mode(self.fs, &Caller::ROOT, node, mode_of(path)).await;
+            self.note("set checksum mode", set);
+        }
     }
 
     async fn write(&mut self, path: &str, at: u64, data: Vec<u8>) {
@@ -353,7 +380,8 @@ impl<'a> Player<'a> {
     async fn read(&mut self, path: &str) {
         let found = content(self.fs, path).await;
         if let Ok(found) = &found {
-            let fits = may_be(found, self.model.files[path].now());
+            let versions = &self.model.files[path];
+            let fits = may_be(found, versions.now()) || self.may_be_lost(path, versions);
             assert!(fits, "FAULTS-V2: {path}, {}, is not what it is", told(found));
         }
         let is_durable = self.model.files[path].is_durable();

@@ -7,6 +7,7 @@ mod handles;
 mod limits;
 mod looking;
 mod memory;
+mod modes;
 mod quotas;
 mod renames;
 mod rights;
@@ -27,6 +28,7 @@ use parking_lot::MutexGuard;
 pub(crate) use self::absent::{FrontEnd, Looker, prune};
 pub(crate) use self::handles::Habits;
 pub(crate) use self::memory::Operator;
+pub(crate) use self::modes::ModeHabits;
 pub(crate) use self::quotas::Manager;
 use super::collisions;
 use super::content::{Content, Versions};
@@ -59,6 +61,7 @@ pub(crate) struct Client {
     pub(crate) habits: Habits,
     pub(crate) operator: Operator,
     pub(crate) looker: Looker,
+    pub(crate) modes: ModeHabits,
 }
 
 impl Client {
@@ -78,6 +81,7 @@ impl Client {
         self.manage_memory().await?;
         self.follow_habits().await?;
         self.look_at_names().await?;
+        self.change_checksum_modes().await?;
         match self.dice.below(100) {
             n if n < self.tenancy => self.live_in_subvolumes().await,
             92..100 if self.exact => self.copy().await,
@@ -132,7 +136,7 @@ impl Client {
                 // An operation that frees space may take half of the reserve (R21).
                 let kept = match what {
                     "remove" | "delete subvolume" => reserve / 2,
-                    "chmod" | "chown" => reserve - reserve / 4,
+                    "chmod" | "chown" | "set checksum mode" => reserve - reserve / 4,
                     _ => reserve,
                 };
                 let has_room = free + on_the_way >= wanted + kept;

@@ -13,8 +13,9 @@ use copyhold_pool::{Pool, PoolError};
 use copyhold_runtime::BoxFuture;
 use copyhold_types::{BLOCK_BYTES, SubvolId};
 
-use super::client::{self, Client, FrontEnd, Habits, Looker, Manager, Operator};
+use super::client::{self, Client, FrontEnd, Habits, Looker, Manager, ModeHabits, Operator};
 use super::collisions;
+use super::drive::play_faults;
 use super::goes_on::goes_on;
 use super::second_opinion;
 use super::settings::{self, Changed};
@@ -84,6 +85,10 @@ struct History {
     naming: Dice,
     /// They look at names.
     looking: bool,
+    /// These dice choose the clients' changes of checksum modes, likewise.
+    mode_dice: Dice,
+    /// They change them.
+    modes: bool,
 }
 
 impl History {
@@ -129,6 +134,9 @@ impl History {
         let limiting = operating.one_in(3);
         let mut naming = Dice::new(plan.seed ^ 0x6e_61_6d_65_73);
         let looking = naming.one_in(3);
+        let mut mode_dice = Dice::new(plan.seed ^ 0x6d_6f_64_65_73);
+        let modes = mode_dice.one_in(3);
+        let modes = plan.modes.unwrap_or(modes);
         History {
             plan: *plan,
             shape,
@@ -152,6 +160,8 @@ impl History {
             limiting,
             naming,
             looking,
+            mode_dice,
+            modes,
             dice,
         }
     }
@@ -251,6 +261,7 @@ impl History {
                 let operator = Operator { dice: self.operating.fork(), limits: self.limiting };
                 let front_end = front_end.cloned();
                 let looker = Looker { dice: self.naming.fork(), front_end };
+                let modes = ModeHabits { dice: self.mode_dice.fork(), modes: self.modes };
                 let client = Client {
                     id,
                     fs,
@@ -263,6 +274,7 @@ impl History {
                     habits,
                     operator,
                     looker,
+                    modes,
                 };
                 self.outcome.operations += operations;
                 Box::pin(client.live(operations)) as BoxFuture<'static, ()>
@@ -344,9 +356,21 @@ impl History {
             eras.retain_heirs_of(|subvol| !live.contains(&subvol));
         }
         self.plan.tell(|| format!("recovered, with {} names", names.len()));
+        self.check_modes(machine, fs);
         if self.dice.one_in(2) {
             self.check_usage(machine, fs);
         }
+    }
+
+    /// Each extent has a checksum mode that its file has had.
+    fn check_modes(&mut self, machine: &Machine, fs: &Arc<Filesystem>) {
+        if !self.modes {
+            return;
+        }
+        let world = self.shared.world.lock().clone();
+        let checked = machine.run(verify::check_extents(fs, &world));
+        let by_mode = checked.expect("the power is on").expect("the filesystem is well");
+        self.outcome.by_mode = by_mode;
     }
 
     /// When nothing is on its way any more, each subvolume pays for what it must, to the byte.
@@ -463,12 +487,18 @@ impl History {
         drop(machine);
         check_nothing_charged(&memory);
         self.check();
-        self.disk = self.goes_on().into();
+        if self.modes && self.plan.protection.is_some() {
+            let mut dice = self.mode_dice.fork();
+            self.use_disk(|machine, fs| play_faults(machine, fs, &mut dice));
+            self.check();
+        }
+        let goes_on = self.use_disk(goes_on);
+        self.outcome.reached += u64::from(goes_on);
         self.check();
     }
 
-    /// No client knows its content any more, so anything may be deleted.
-    fn goes_on(&mut self) -> SimImage {
+    /// Mounts the disk. No client knows its content any more, so anything may be deleted.
+    fn use_disk<T>(&mut self, use_it: impl FnOnce(&Machine, &Arc<Filesystem>) -> T) -> T {
         let machine = Machine::on(self.plan.seed, self.disk.image().clone());
         let options = Options { count_lookups: false, ..self.options.clone() };
         let opened = machine.run(async {
@@ -476,7 +506,7 @@ impl History {
             Filesystem::open(pool.await?, options).await
         });
         let fs = opened.expect("the power is on").expect("it opens");
-        self.outcome.reached += u64::from(goes_on(&machine, &fs));
+        let used = use_it(&machine, &fs);
         let memory = fs.pool().memory().clone();
         let closed = machine.run(async {
             fs.close().await?;
@@ -484,9 +514,9 @@ impl History {
         });
         closed.expect("the power is on").expect("the filesystem is well");
         drop(fs);
-        let image = machine.rest();
+        self.disk = machine.rest().into();
         check_nothing_charged(&memory);
-        image
+        used
     }
 }
 

@@ -136,6 +136,9 @@ impl Object {
         }
         let Some(dir) = dir else { return new };
         let is_dir = new.kind == Kind::Dir;
+        if is_dir || new.kind == Kind::File {
+            new.checksum_mode = dir.checksum_mode;
+        }
         if let Some(default) = dir.acl(DEFAULT).filter(|_| !is_symlink) {
             let access = default.inherited(mode);
             new.mode = mode & !0o777 | access.mode();
@@ -191,6 +194,8 @@ impl Object {
 
 #[cfg(test)]
 mod tests {
+    use copyhold_format::item::ChecksumMode;
+
     use super::*;
 
     fn acl() -> Acl {
@@ -210,6 +215,7 @@ mod tests {
     fn what_is_made_has_no_more_than_its_directory_passes_on() {
         let mut dir = Object::new(Kind::Dir, 0o2755);
         dir.gid = 30;
+        dir.checksum_mode = ChecksumMode::Guard;
         dir.set_acl(DEFAULT, Some(&acl()));
         let caller = Caller::new(1, 2, 0o077);
         let new = Object::made_in(Some(&dir), Kind::File, 0o644, &caller);
@@ -217,6 +223,9 @@ mod tests {
         assert_eq!(new.acl(ACCESS), Some(acl().inherited(0o644)));
         let below = Object::made_in(Some(&dir), Kind::Dir, 0o777, &caller);
         assert_eq!((below.mode, below.acl(DEFAULT)), (0o2761, Some(acl())));
+        let fifo = Object::made_in(Some(&dir), Kind::Fifo, 0o644, &caller);
+        let modes = [&new, &below, &fifo].map(|of| of.checksum_mode);
+        assert_eq!(modes, [ChecksumMode::Guard, ChecksumMode::Guard, ChecksumMode::Item]);
         assert_eq!(Object::made_in(None, Kind::File, 0o666, &caller).mode, 0o600);
     }
 }

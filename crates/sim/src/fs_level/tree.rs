@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use copyhold_format::item::ChecksumMode;
 use copyhold_fs::{Attr, FileFlags};
 use copyhold_memory::GroupLimits;
 use copyhold_types::Timestamp;
@@ -44,6 +45,8 @@ pub(crate) struct Object {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) flags: u32,
+    /// Of a file that of new extents, of a directory that of new files.
+    pub(crate) checksum_mode: ChecksumMode,
     /// ACLs are among them.
     pub(crate) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// When it was made.
@@ -58,8 +61,8 @@ impl Object {
     /// Root's, made by the operation that is about to begin.
     pub(crate) fn new(kind: Kind, mode: u32) -> Object {
         let (born, mtime, ctime) = (Span::Now, Span::Now, Span::Now);
-        let xattrs = BTreeMap::new();
-        Object { kind, mode, uid: 0, gid: 0, flags: 0, xattrs, born, mtime, ctime }
+        let (checksum_mode, xattrs) = (ChecksumMode::Item, BTreeMap::new());
+        Object { kind, mode, uid: 0, gid: 0, flags: 0, checksum_mode, xattrs, born, mtime, ctime }
     }
 
     /// The operation that makes this of it begins.
@@ -169,6 +172,12 @@ impl Tree {
     /// It has ended.
     pub(crate) fn end(&mut self, now: Timestamp) {
         self.objects.values_mut().for_each(|object| object.end(now));
+    }
+
+    /// The checksum mode of each file.
+    pub(crate) fn file_modes(&self) -> impl Iterator<Item = (ObjectId, ChecksumMode)> {
+        let files = self.objects.iter().filter(|(_, object)| object.kind == Kind::File);
+        files.map(|(id, object)| (*id, object.checksum_mode))
     }
 
     pub(crate) fn links(&self, id: ObjectId) -> u32 {

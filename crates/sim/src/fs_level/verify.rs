@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use copyhold_format::item::{LISTS, ORPHAN};
-use copyhold_fs::{Attr, FileKind, Filesystem, FsError, NodeId};
+use copyhold_format::item::{ChecksumMode, LISTS, ORPHAN};
+use copyhold_fs::{Attr, FileKind, Filesystem, FsError, NodeId, checksum_mode_of};
 use copyhold_memory::GroupLimits;
 use copyhold_types::{InodeNo, Key, SubvolId};
 use copyhold_volume::Subvol;
 
 use super::content::{Content, Versions};
+use super::modes::{ByMode, extents};
 use super::span::Span;
 use super::tree::{Dir, Kind, ObjectId, Path, SHARED_DIRS, Tree, shared_name};
 use super::usage::Shown;
@@ -24,6 +25,7 @@ pub(crate) struct Found {
     /// Of a subvolume's root.
     pub(super) read_only: bool,
     pub(super) memory: GroupLimits,
+    pub(super) checksum_mode: ChecksumMode,
 }
 
 pub(crate) type Names = BTreeMap<Path, Found>;
@@ -63,7 +65,8 @@ pub(crate) async fn look_at(fs: &Filesystem, node: NodeId) -> Result<Found, FsEr
     let attr = fs.getattr(node).await?;
     let (target, xattrs, bytes) = (Vec::new(), BTreeMap::new(), Vec::new());
     let memory = GroupLimits::default();
-    let mut found = Found { attr, target, xattrs, bytes, read_only: false, memory };
+    let checksum_mode = checksum_mode_of(fs, node).await?;
+    let mut found = Found { attr, target, xattrs, bytes, read_only: false, memory, checksum_mode };
     if node.ino == InodeNo::ROOT {
         let subvols = fs.subvolumes();
         let subvol = subvols.iter().find(|subvol| subvol.id == node.subvol);
@@ -120,6 +123,29 @@ pub(super) async fn nameless_in_read_only(
         counts.insert(subvol.id(), nameless(fs, subvol).await?.len() as u64);
     }
     Ok(counts)
+}
+
+/// Each extent of all files has a mode that its file has had. Counts them by their mode.
+///
+/// # Errors
+/// A file cannot be read.
+///
+/// # Panics
+/// One has another.
+pub(crate) async fn check_extents(fs: &Arc<Filesystem>, world: &World) -> Result<ByMode, FsError> {
+    let has_tuples = fs.pool().devices().protection().is_some();
+    let mut by_mode = ByMode::default();
+    for id in world.files() {
+        for (block, extent) in extents(fs, world.nodes[&id]).await? {
+            let Some(found) = extent.state.checksum_mode() else { continue };
+            assert!(
+                world.modes.allows(id, found, has_tuples),
+                "object {id} has {found} from block {block} on"
+            );
+            by_mode[usize::from(found.code())] += 1;
+        }
+    }
+    Ok(by_mode)
 }
 
 /// Finds how far each client had come, checks the rest, and makes that the world.
@@ -263,6 +289,12 @@ fn differs(tree: &Tree, id: ObjectId, found: &Found) -> Option<String> {
     let memory = tree.memory.get(&id).copied().unwrap_or_default();
     if found.memory != memory {
         return Some(format!("LIMITS-M1: {:?}, not {memory:?}", found.memory));
+    }
+    if found.checksum_mode != object.checksum_mode {
+        return Some(format!(
+            "checksum mode {}, not {}",
+            found.checksum_mode, object.checksum_mode
+        ));
     }
     if found.xattrs != object.xattrs {
         return Some("other attributes".into());

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::content::{Content, Versions};
 use super::counts::{self, Count};
+use super::modes::Modes;
 use super::span::Span;
 use super::tree::{Dir, Kind, ObjectId, SHARED_DIRS, Tree};
 use super::usage::Usage;
@@ -90,6 +91,7 @@ pub(crate) struct World {
     /// An operation returned an error: from now on a success proves less.
     pub(crate) troubled: bool,
     pub(crate) usage: Usage,
+    pub(crate) modes: Modes,
 }
 
 impl World {
@@ -237,6 +239,7 @@ impl World {
     pub(crate) fn begin(&mut self, client: usize, name: &'static str, mut tree: Tree) {
         let begun = self.tick();
         tree.begin(self.now);
+        self.modes.note(tree.file_modes());
         self.logs[client].steps.push(Step { name, begun, ended: None, tree, brings: vec![] });
     }
 

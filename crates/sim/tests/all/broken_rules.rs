@@ -27,9 +27,16 @@ fn is_noticed_from(
     rule: impl Into<copyhold_sim::Sabotage>,
     weather: Option<Weather>,
 ) {
-    let rule = rule.into();
-    for seed in first..first + SEEDS {
-        let sound = Plan { weather, ..Plan::new(level, seed) };
+    // Changes of modes would only shift what a seed means.
+    let plan = Plan { weather, modes: Some(false), ..Plan::new(level, first) };
+    is_noticed_in(plan, rule.into());
+}
+
+/// As [`is_noticed_at`], in histories like this one, from its seed on.
+#[track_caller]
+fn is_noticed_in(plan: Plan, rule: copyhold_sim::Sabotage) {
+    for seed in plan.seed..plan.seed + SEEDS {
+        let sound = Plan { seed, ..plan };
         if let Err(failure) = sound.run() {
             panic!("{failure}");
         }
@@ -156,7 +163,8 @@ fn not_verifying_the_tail_is_noticed() {
 fn a_replay_that_mixes_puts_is_noticed_by_the_second_opinion() {
     let broken = Some(Sabotage::ReplayMixesPuts.into());
     for seed in 1..=SEEDS {
-        let alone = Plan { broken, second_opinion: false, ..Plan::new(Level::Fs, seed) };
+        let plan = Plan { modes: Some(false), ..Plan::new(Level::Fs, seed) };
+        let alone = Plan { broken, second_opinion: false, ..plan };
         if let Err(failure) = alone.run() {
             assert!(failure.why.contains("ctime"), "without the second opinion: {failure}");
         }
@@ -356,6 +364,35 @@ fn r44_a_reflink_that_is_not_counted_is_noticed() {
 #[test]
 fn limits_of_memory_that_a_rollback_loses_are_noticed() {
     is_noticed_among_tenants(OfTenants::LoseMemoryLimits);
+}
+
+// Rules of checksums beside the blocks, on a device with protection information.
+
+#[track_caller]
+fn is_noticed_on_protected(rule: Sabotage, weather: Option<Weather>) {
+    let protection = Some("4096+16:64b".parse().expect("a format"));
+    let plan = Plan { weather, protection, modes: Some(true), ..Plan::new(Level::Fs, 1) };
+    is_noticed_in(plan, rule.into());
+}
+
+#[test]
+fn r8_guards_that_are_not_flushed_before_their_batch_are_noticed() {
+    is_noticed_on_protected(Sabotage::NoFlushBeforeGuard, Some(Weather::PowerCutAtWrite));
+}
+
+#[test]
+fn memory_that_changed_is_noticed() {
+    is_noticed_on_protected(Sabotage::ChangeMemory, None);
+}
+
+#[test]
+fn b1_blocks_without_birth_are_noticed() {
+    is_noticed_on_protected(Sabotage::NoBirth, Some(Weather::Calm));
+}
+
+#[test]
+fn an_escape_that_is_accepted_is_noticed() {
+    is_noticed_on_protected(Sabotage::AcceptEscape, Some(Weather::Calm));
 }
 
 // Rules of files.

@@ -1,6 +1,7 @@
 //! Every workload of one operation with every crash, and some of those of two; `make enumerate`
 //! runs all. And rules that are broken on purpose, so that this is seen to notice.
 
+use copyhold_format::item::ChecksumMode;
 use copyhold_pool::Sabotage as OfPool;
 use copyhold_sim::{Enumeration, Sabotage, Tally};
 use copyhold_volume::Sabotage as OfTenants;
@@ -25,6 +26,27 @@ fn some_workloads_of_two_operations_survive_every_crash() {
     assert!(tally.states > 1000, "{tally:?}");
 }
 
+/// Each mode with some workloads of one operation; a crash tears data and tuples apart.
+#[test]
+fn workloads_on_a_device_with_protection_information_survive_every_crash() {
+    let protection = Some("4096+16:64b".parse().expect("a format"));
+    for (mode, part) in ChecksumMode::ALL.into_iter().zip(1..) {
+        let plan = Enumeration { protection, mode, ..Enumeration::of_length(1) };
+        let tally = holds(Enumeration { part: (part, 20), ..plan });
+        assert!(tally.states > 100, "{mode}: {tally:?}");
+    }
+}
+
+/// No batch is there without its data: with guards, and without any checksums on any device.
+#[test]
+fn r8_data_that_is_not_flushed_before_its_batch_is_noticed() {
+    let format = "4096+16:64b".parse().expect("a format");
+    for (protection, mode) in [(Some(format), ChecksumMode::Guard), (None, ChecksumMode::None)] {
+        let plan = Enumeration { protection, mode, ..Enumeration::of_length(1) };
+        is_noticed_in(plan, OfPool::NoFlushBeforeGuard);
+    }
+}
+
 #[test]
 fn the_same_is_seen_each_time() {
     let plan = Enumeration { part: (4, 9), ..Enumeration::of_length(1) };
@@ -34,9 +56,13 @@ fn the_same_is_seen_each_time() {
 /// A rule that is broken is noticed by workloads of one operation.
 #[track_caller]
 fn is_noticed(rule: impl Into<Sabotage>) {
+    is_noticed_in(Enumeration::of_length(1), rule);
+}
+
+#[track_caller]
+fn is_noticed_in(plan: Enumeration, rule: impl Into<Sabotage>) {
     let rule = rule.into();
-    let all = Enumeration::of_length(1);
-    let tally = Enumeration { broken: Some(rule), until_failure: true, ..all }.run(|_| ());
+    let tally = Enumeration { broken: Some(rule), until_failure: true, ..plan }.run(|_| ());
     let noticed = tally.failures.first();
     println!("{}: {}", rule.name(), noticed.expect("it can be broken, and nobody notices"));
 }

@@ -32,6 +32,16 @@ fn whatever_request_fails_nothing_is_lost_that_was_promised() {
     }
 }
 
+/// Requests for tuples fail, too, and files have different checksum modes. These are some
+/// of all requests: `copyhold-simulate --faults --pi 4096+16:64b` plays the others.
+#[test]
+fn on_a_device_with_protection_information_nothing_is_lost_either() {
+    let faults = Faults::on("4096+16:64b".parse().expect("a format"));
+    for point in faults.points().step_by(5) {
+        faults.play(point).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
 /// Rule R12: a flush that fails may have lost what the next one does not bring back.
 #[test]
 fn a_pool_that_flushes_again_and_goes_on_is_noticed() {

@@ -3,6 +3,7 @@
 
 mod bounded_steps;
 mod broken_rules;
+mod damaged_modes;
 mod each_rule;
 mod emptied;
 mod enumeration;
@@ -12,6 +13,7 @@ mod faults;
 mod handover;
 mod in_place;
 mod leftovers;
+mod namespace;
 mod old_uberblock;
 mod protected;
 mod retaken;

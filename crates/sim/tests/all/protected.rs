@@ -2,166 +2,32 @@
 //! the way to it is found, or not, as `docs/integrity.md` says (section 4); and the rules by which
 //! they are found are noticed when they are broken.
 
-use std::sync::Arc;
-
 use copyhold_check::{Options as CheckOptions, Problem, check};
-use copyhold_device::pi::{DriveFault, Emulated};
-use copyhold_device::sim::{Fault, SimConfig, SimDevice, SimImage, Trigger};
-use copyhold_device::{Device, DynDevice, OpenMode, Protect};
+use copyhold_device::pi::DriveFault;
+use copyhold_device::sim::{Fault, Trigger};
 use copyhold_format::item::ChecksumMode;
-use copyhold_fs::{
-    Caller, Filesystem, FsError, NodeId, OpenFlags, Options, WriteFlags, set_checksum_mode,
-};
-use copyhold_pool::{CreateOptions, Failure, Limits, OpenOptions, Pool, Sabotage};
-use copyhold_runtime::{Rt, Runtime, SeededRuntime};
-use copyhold_types::{BLOCK_BYTES, Buf, DeviceId, Purpose};
+use copyhold_fs::{Caller, OpenFlags, Options, WriteFlags, set_checksum_mode};
+use copyhold_pool::{Failure, Sabotage};
+use copyhold_runtime::Runtime;
+use copyhold_sim::fs_level::modes::extents;
+use copyhold_types::{BLOCK_BYTES, DeviceId, Purpose};
 
-const BLOCKS: u64 = 8192;
-/// More than travels with an fsync.
-const FILE_BLOCKS: usize = 32;
-const LEN: usize = FILE_BLOCKS * BLOCK_BYTES;
-/// Birth of the stale blocks that the namespace is full of.
-const STALE: u32 = 60_000;
-
-struct World {
-    rt: Arc<SeededRuntime>,
-    disk: Arc<SimDevice>,
-    device: Arc<Emulated>,
-}
-
-/// The result of a read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    Good,
-    Error,
-    Wrong,
-}
-
-use Outcome::{Error, Good, Wrong};
-
-/// Content of which no two blocks, nor two files, are alike.
-fn content(of: u8) -> Vec<u8> {
-    let byte = |at: usize| (at / BLOCK_BYTES) as u8 ^ (at % 251) as u8 ^ of.rotate_left(3);
-    let mut bytes: Vec<u8> = (0..LEN).map(byte).collect();
-    bytes.chunks_mut(BLOCK_BYTES).enumerate().for_each(|(n, block)| {
-        block[..2].copy_from_slice(&[of, n as u8]);
-    });
-    bytes
-}
-
-impl World {
-    /// A new filesystem; each block of its device has stale content with a valid tuple.
-    fn new(seed: u64, stale: u32) -> World {
-        let rt = SeededRuntime::new(seed);
-        let config = SimConfig::new(seed);
-        let id = DeviceId(0);
-        let disk = SimDevice::from_image(rt.clone() as Rt, id, SimImage::empty(BLOCKS), config);
-        let format = "4096+16:64b".parse().unwrap();
-        let made = Emulated::create(rt.clone() as Rt, disk.clone(), format);
-        let device = rt.block_on(made).unwrap();
-        let world = World { rt, disk, device };
-        world.rt.block_on(async {
-            let data = Buf::from_bytes(&[0x5a; 256 * BLOCK_BYTES]);
-            for first in (0..world.device.geometry().blocks / 256).map(|n| n * 256) {
-                let protect = Protect::Offload { birth: stale };
-                let write = world.device.write_protected(
-                    first,
-                    data.clone().into(),
-                    Purpose::Data,
-                    protect,
-                );
-                write.await.unwrap();
-            }
-            world.device.flush().await.unwrap();
-            let rt = world.rt.clone() as Rt;
-            let device: DynDevice = world.device.clone();
-            let options = CreateOptions { log_bytes: Some(1 << 20), ..CreateOptions::default() };
-            Pool::create(&rt, &device, &options).await.unwrap();
-            let pool = Pool::open(rt, device, tenants(Limits::default())).await.unwrap();
-            Filesystem::format(&pool, &Caller::ROOT, 0o755).await.unwrap();
-            pool.close().await.unwrap();
-        });
-        world
-    }
-
-    /// The namespace on a disk after a crash.
-    fn on(seed: u64, image: SimImage) -> World {
-        let rt = SeededRuntime::new(seed);
-        let config = SimConfig::new(seed);
-        let disk = SimDevice::from_image(rt.clone() as Rt, DeviceId(0), image, config);
-        let found = Emulated::find(rt.clone() as Rt, disk.clone(), OpenMode::ReadWrite);
-        let device = rt.block_on(found).unwrap().expect("there is a namespace");
-        World { rt, disk, device }
-    }
-
-    async fn open(&self, sabotage: Option<Sabotage>) -> Arc<Filesystem> {
-        let limits = Limits { sabotage, ..Limits::default() };
-        let device: DynDevice = self.device.clone();
-        let pool = Pool::open(self.rt.clone() as Rt, device, tenants(limits)).await.unwrap();
-        Filesystem::open(pool, Options::default()).await.unwrap()
-    }
-
-    /// The namespace behind a crash.
-    fn crash(self, seed: u64) -> World {
-        self.rt.drop_tasks();
-        World::on(seed, self.disk.crash(seed))
-    }
-
-    async fn make(&self, fs: &Arc<Filesystem>, name: &[u8], place: ChecksumMode) -> NodeId {
-        let root = &Caller::ROOT;
-        let flags = OpenFlags::READ_WRITE;
-        let (made, _) = fs.create(root, fs.root(), name, 0o600, flags, true).await.unwrap();
-        set_checksum_mode(fs, root, made.node, place).await.unwrap();
-        made.node
-    }
-
-    /// Where this block is now, on the disk.
-    fn place_of(&self, block: &[u8]) -> u64 {
-        let blocks = self.device.geometry().blocks;
-        let mut all = 0..blocks;
-        all.find(|at| self.disk.read_block_now(*at)[..] == *block).expect("it was written")
-    }
-
-    /// Changes data and metadata of a block, as the drive sees them.
-    fn damage(&self, at: u64, data: impl FnOnce(&mut [u8]), metadata: impl FnOnce(&mut [u8])) {
-        self.disk.corrupt(at, |block| data(block));
-        let (entries, bytes) = self.device.place_of_metadata(at);
-        self.disk.corrupt(entries, |block| {
-            let entry = &mut block[bytes];
-            entry.iter_mut().for_each(|byte| *byte = !*byte);
-            metadata(entry);
-            entry.iter_mut().for_each(|byte| *byte = !*byte);
-        });
-    }
-}
-
-fn tenants(limits: Limits) -> OpenOptions {
-    OpenOptions { tenants: true, limits, ..OpenOptions::default() }
-}
-
-async fn write(fs: &Arc<Filesystem>, node: NodeId, of: u8) -> Result<(), FsError> {
-    fs.write(node, 0, &content(of), WriteFlags::default()).await?;
-    fs.fsync(node, false).await
-}
-
-async fn look(fs: &Arc<Filesystem>, node: NodeId, of: u8) -> Outcome {
-    match fs.read(node, 0, LEN).await {
-        Ok(read) if read.to_vec() == content(of) => Good,
-        Ok(_) => Wrong,
-        Err(_) => Error,
-    }
-}
+use crate::namespace::Outcome::{self, Error, Good, Wrong};
+use crate::namespace::{FILE_BLOCKS, STALE, World, content, look, write, write_bytes};
 
 /// A failure of the drive, or of the way to it.
 #[derive(Clone, Copy, Debug)]
 enum Failing {
     MediumChangesData,
+    ChangesBeforeChecksum,
     FlipsToDrive,
     FlipsToHost,
     VictimOfMisdirectedWrite,
     NotReachedByMisdirectedWrite,
     MisdirectedRead,
     LostWrite,
+    MissedPeriod,
+    TornBehindCommit,
     Deallocation,
     Zeros,
     MediumChangesTuple,
@@ -190,14 +56,26 @@ fn outcome(place: ChecksumMode, failing: Failing, sabotage: Option<Sabotage>) ->
             drive.arm(Purpose::Data, 0, fault);
         }
         let node = world.make(&fs, b"file", place).await;
-        write(&fs, node, 2).await.unwrap();
-        let at = || world.place_of(&content(2)[..BLOCK_BYTES]);
+        let period = world.disk.image();
         let flip = |bytes: &mut [u8]| bytes[9] ^= 1;
+        let mut handed = content(2);
+        if matches!(failing, ChangesBeforeChecksum) {
+            flip(&mut handed);
+        }
+        write_bytes(&fs, node, &handed).await.unwrap();
+        let put_back = |from: usize| {
+            for block in content(2).chunks(BLOCK_BYTES).skip(from) {
+                world.put_back(world.place_of(block), &period);
+            }
+        };
+        let at = || world.place_of(&content(2)[..BLOCK_BYTES]);
         match failing {
             MediumChangesData => world.damage(at(), flip, |_| {}),
             MediumChangesTuple => world.damage(at(), |_| {}, |entry| entry[3] ^= 4),
             Zeros => world.damage(at(), |data| data.fill(0), |entry| entry.fill(0)),
             Deallocation => world.damage(at(), |data| data.fill(0), |entry| entry.fill(0xff)),
+            MissedPeriod => put_back(0),
+            TornBehindCommit => put_back(FILE_BLOCKS / 2),
             FlipsToHost => drive.arm(Purpose::Data, 0, DriveFault::FlipToHost),
             MisdirectedRead => {
                 drive.arm(Purpose::Data, 0, DriveFault::MisdirectRead { from: at_other });
@@ -238,12 +116,15 @@ fn each_failure_is_found_as_the_page_says() {
     // In the order of the places: item, guard, offload, none.
     let rows = [
         (MediumChangesData, [Error, Error, Error, Wrong]),
+        (ChangesBeforeChecksum, [Wrong; 4]),
         (FlipsToDrive, [Error, Good, Wrong, Wrong]),
         (FlipsToHost, [Error, Error, Wrong, Wrong]),
         (VictimOfMisdirectedWrite, [Error, Error, Error, Wrong]),
         (NotReachedByMisdirectedWrite, [Error, Error, Error, Wrong]),
         (MisdirectedRead, [Error, Error, Error, Wrong]),
         (LostWrite, [Error, Error, Error, Wrong]),
+        (MissedPeriod, [Error, Error, Error, Wrong]),
+        (TornBehindCommit, [Error, Error, Error, Wrong]),
         (Deallocation, [Error, Error, Wrong, Wrong]),
         (Zeros, [Error, Error, Error, Wrong]),
         (MediumChangesTuple, [Good, Error, Error, Good]),
@@ -253,6 +134,31 @@ fn each_failure_is_found_as_the_page_says() {
         let found = ChecksumMode::ALL.map(|place| outcome(place, failing, None));
         assert_eq!(found, expected, "{failing:?}");
     }
+}
+
+/// The tuples of nodes and of the log are checked by nothing: their digests are. Where the drive
+/// gets one copy wrong, another is read.
+#[test]
+fn metadata_is_verified_by_its_digests() {
+    let mut world = World::new(9, STALE);
+    let node = world.rt.block_on(async {
+        let fs = world.open(None).await;
+        let node = world.make(&fs, b"file", ChecksumMode::Guard).await;
+        write(&fs, node, 1).await.unwrap();
+        fs.pool().flush_all().await.unwrap();
+        world.device.arm(Purpose::Log, 0, DriveFault::LoseWrite);
+        write(&fs, node, 2).await.unwrap();
+        node
+    });
+    world = world.crash(9);
+    world.rt.block_on(async {
+        world.device.arm(Purpose::Leaf, 0, DriveFault::FlipToHost);
+        let fs = world.open(None).await;
+        assert_eq!(look(&fs, node, 2).await, Good, "the log has a second copy");
+        let failures = |of| fs.pool().devices().failures().get(DeviceId(0), of);
+        let found = [Failure::Mismatch, Failure::Integrity, Failure::Lost].map(failures);
+        assert_eq!(found, [1, 0, 0]);
+    });
 }
 
 #[test]
@@ -386,6 +292,21 @@ fn each_mount_that_writes_has_births_of_its_own() {
         }));
     }
     assert_eq!(births.len(), 3, "{births:?}");
+}
+
+#[test]
+fn a_new_file_has_its_checksums_in_the_item() {
+    let world = World::new(10, STALE);
+    world.rt.block_on(async {
+        let fs = world.open(None).await;
+        let flags = OpenFlags::READ_WRITE;
+        let made = fs.create(&Caller::ROOT, fs.root(), b"file", 0o600, flags, true).await;
+        let node = made.unwrap().0.node;
+        write(&fs, node, 1).await.unwrap();
+        let found = extents(&fs, node).await.unwrap();
+        let modes: Vec<_> = found.iter().map(|(_, extent)| extent.state.checksum_mode()).collect();
+        assert!(!modes.is_empty() && modes.iter().all(|of| *of == Some(ChecksumMode::Item)));
+    });
 }
 
 /// As `docs/semantics.md` says of properties.

@@ -16,7 +16,8 @@ fn recorded_regressions_hold() {
         let name = words.next().expect("a level");
         let level = Level::ALL.into_iter().find(|level| level.name() == name).expect("a level");
         let seed = words.next().and_then(|seed| seed.parse().ok()).expect("a seed");
-        holds(Plan::new(level, seed));
+        let modes = Some(words.next() == Some("modes"));
+        holds(Plan { modes, ..Plan::new(level, seed) });
     }
 }
 
@@ -37,14 +38,17 @@ fn histories_of_every_level_hold() {
 /// unless its extents say so.
 #[test]
 fn histories_on_devices_with_protection_information_hold() {
+    let mut sum = Outcome::default();
     for level in Level::ALL {
         for (format, seed) in ["4096+16:64b", "512+8:16b", "4096+64:64b"].into_iter().zip(0..) {
             let protection = Some(format.parse().expect("it is a format"));
             for seed in (seed..SEEDS / 3).step_by(3) {
-                holds(Plan { protection, ..Plan::new(level, seed) });
+                let modes = (seed % 2 == 0).then_some(true);
+                sum.add(&holds(Plan { protection, modes, ..Plan::new(level, seed) }));
             }
         }
     }
+    assert!(sum.by_mode.iter().all(|count| *count > 0), "extents by mode: {:?}", sum.by_mode);
 }
 
 #[test]

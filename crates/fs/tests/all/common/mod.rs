@@ -1,5 +1,6 @@
 //! A filesystem on a simulated device, under a seeded runtime.
 
+pub(crate) mod births;
 pub(crate) mod queued;
 pub(crate) mod tenants;
 
@@ -32,11 +33,7 @@ impl World {
         world.run(async {
             let rt: Rt = world.rt.clone();
             let device: DynDevice = world.device.clone();
-            let options = CreateOptions { log_bytes: Some(log_bytes), ..CreateOptions::default() };
-            Pool::create(&rt, &device, &options).await.unwrap();
-            let pool = world.pool(false).await;
-            Filesystem::format(&pool, &Caller::ROOT, 0o755).await.unwrap();
-            pool.close().await.unwrap();
+            make_pool(&rt, &device, log_bytes).await;
         });
         world
     }
@@ -85,10 +82,9 @@ impl World {
         limits: Limits,
         data_cache: DataCache,
     ) -> Arc<Filesystem> {
-        let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
         let device: DynDevice = self.device.clone();
-        let pool = Pool::open(self.rt.clone() as Rt, device, options).await.unwrap();
-        Filesystem::open(pool, Options { data_cache, ..Options::default() }).await.unwrap()
+        let options = Options { data_cache, ..Options::default() };
+        mount(&(self.rt.clone() as Rt), &device, limits, options).await
     }
 
     pub(crate) async fn close(&self, fs: Arc<Filesystem>) {
@@ -106,6 +102,27 @@ impl World {
         let charged: Vec<_> = memory.owners().iter().map(bytes).collect();
         assert!(charged.iter().flatten().all(|bytes| *bytes == 0), "{charged:?}");
     }
+}
+
+/// A pool of all of a device, with an empty filesystem.
+pub(crate) async fn make_pool(rt: &Rt, device: &DynDevice, log_bytes: u64) {
+    let options = CreateOptions { log_bytes: Some(log_bytes), ..CreateOptions::default() };
+    Pool::create(rt, device, &options).await.unwrap();
+    let options = OpenOptions { tenants: true, ..OpenOptions::default() };
+    let pool = Pool::open(rt.clone(), device.clone(), options).await.unwrap();
+    Filesystem::format(&pool, &Caller::ROOT, 0o755).await.unwrap();
+    pool.close().await.unwrap();
+}
+
+pub(crate) async fn mount(
+    rt: &Rt,
+    device: &DynDevice,
+    limits: Limits,
+    options: Options,
+) -> Arc<Filesystem> {
+    let open = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
+    let pool = Pool::open(rt.clone(), device.clone(), open).await.unwrap();
+    Filesystem::open(pool, options).await.unwrap()
 }
 
 /// Space that extents, nodes and maps refer to is exactly what is allocated, and each file's item

@@ -272,6 +272,7 @@ impl Client {
         let by = Some(&caller).filter(|by| !by.is_privileged());
         let left = by.and_then(|by| self.begin_kill(target, Some(by)));
         self.begin_data("copy", target, |content| content.write(to_offset, &bytes));
+        self.world().modes.share(source, target);
         let (fs, len_there) = (&self.fs, bytes.len() as u64);
         let (there, here) = ((from, from_offset), (to, to_offset));
         let copied = fs.copy_file_range_by(&caller, there, here, len_there).await;

@@ -54,7 +54,8 @@ impl Client {
         let id = self.world().new_object();
         self.world().usage.eras.make(id);
         let mode = 0o777 & !Caller::ROOT.umask;
-        let object = Object::new(Kind::Subvol, mode);
+        let mut object = Object::new(Kind::Subvol, mode);
+        object.checksum_mode = tree.own(place.0).map(|dir| dir.checksum_mode).unwrap_or_default();
         tree.make_subvol(place.clone(), id, object);
         self.begin("make subvolume", tree, &[id]);
         let made = self.fs.create_subvolume(&Caller::ROOT, parent, &place.1, None).await;
@@ -143,6 +144,7 @@ impl Client {
             if let Some(data) = world.data.get(old).cloned() {
                 world.data.insert(*new, data);
             }
+            world.modes.share(*old, *new);
         }
         world.usage.eras.snapshot(&ids);
         (world.nodes[&source].subvol, ids)
