@@ -26,7 +26,9 @@ pub(crate) async fn check(
 ) -> Result<Report, PoolError> {
     let name = device.geometry().name;
     let mut report = Draft::default();
-    for why in device.defects() {
+    let defects = device.defects();
+    let has_bad_header = !defects.is_empty();
+    for why in defects {
         report.add(Problem::HeaderCopy { device: name.clone(), why });
     }
     let areas = labels::read_areas(&device).await;
@@ -38,7 +40,8 @@ pub(crate) async fn check(
                 PoolError::NotAPool { .. } => labels::was_a_pool(&areas),
                 _ => false,
             };
-            if !damaged {
+            // The header may be the cause: it is a finding, and no error may hide it.
+            if !damaged && !has_bad_header {
                 return Err(error);
             }
             labels::check_labels(&name, &areas, &mut report);

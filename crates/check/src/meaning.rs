@@ -167,7 +167,7 @@ impl Problem {
         match self {
             Problem::HeaderCopy { .. } => {
                 "nothing is lost: the other copy is good; `copyhold check --repair` writes this one \
-                 again"
+                 again if it is damaged"
                     .into()
             }
             Problem::Label { .. } | Problem::LogCopy { last: false, .. } => REPAIRED.into(),

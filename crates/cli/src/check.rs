@@ -28,9 +28,9 @@ pub(crate) struct Check {
     /// First write bad headers again and rebuild space maps whose copies are both damaged, then
     /// verify the pool
     ///
-    /// It writes headers only where none is good or one is bad: from the other copy, else from a
-    /// label, if the size of the file fits and the tuple of a label is in its place. It rebuilds a
-    /// map only if all references to space can be read.
+    /// It writes only headers that are damaged or missing: from the other copy, if the label
+    /// agrees, else from a label, if the size of the file fits and the tuple of each label is in
+    /// its place. It rebuilds a map only if all references to space can be read.
     #[arg(long)]
     repair: bool,
 }

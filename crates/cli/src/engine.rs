@@ -70,6 +70,11 @@ impl Machine {
         Ok(repaired?)
     }
 
+    fn repair_maps(&self, pool: &Path) -> Result<copyhold_check::Repaired, Failure> {
+        let device = self.open_device(pool, OpenMode::ReadWrite)?;
+        Ok(self.run(copyhold_check::repair_device(self.rt(), device))?)
+    }
+
     /// Opens a pool to look at it: nothing is written, not even what recovery would.
     fn open_to_read(&self, pool: &Path) -> Result<Arc<Pool>, Failure> {
         let device = self.open_device(pool, OpenMode::ReadOnly)?;
@@ -101,9 +106,14 @@ pub(crate) fn info(pool: &Path) -> Result<serde_json::Value, Failure> {
 pub(crate) fn repair(pool: &Path) -> Result<copyhold_check::Repaired, Failure> {
     let machine = Machine::start()?;
     let headers = machine.repair_headers(pool)?;
-    let device = machine.open_device(pool, OpenMode::ReadWrite)?;
-    let repaired = machine.run(copyhold_check::repair_device(machine.rt(), device))?;
-    Ok(copyhold_check::Repaired { headers, ..repaired })
+    match machine.repair_maps(pool) {
+        Ok(repaired) => Ok(copyhold_check::Repaired { headers, ..repaired }),
+        Err(failure) if headers.is_empty() => Err(failure),
+        Err(failure) => {
+            let what = "headers of protection information were written again in the blocks";
+            Err(failure.after(&format!("{what} {headers:?}")))
+        }
+    }
 }
 
 /// Verifies a pool that is not mounted; `data`: the contents of files, too.

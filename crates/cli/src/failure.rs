@@ -115,6 +115,11 @@ impl Failure {
         Failure { kind, errno: None, message: message.into() }
     }
 
+    /// This failure, of an operation that has changed something before.
+    pub(crate) fn after(self, change: &str) -> Failure {
+        Failure { message: format!("{change}; then: {}", self.message), ..self }
+    }
+
     /// The engine refuses what concerns tenants.
     pub(crate) fn refused(refusal: Refusal) -> Failure {
         let kind = match refusal.code.as_str() {

@@ -285,19 +285,37 @@ fn lost_headers_are_made_from_the_label_where_its_tuples_are() {
         assert_eq!(repaired["headers"], serde_json::json!(blocks));
         assert!(fs::read(&image).unwrap() == whole, "{options:?}");
 
-        // Of another size the tuples would be in another place.
+        // Of another size the tuples would be in another place, or have no room.
         let file = File::options().write(true).open(&image).unwrap();
-        for size in [(64 << 20) + (1 << 20), (64 << 20) - 8192] {
+        let (longer, shorter) = ((64 << 20) + (1 << 20), (64 << 20) - 8192);
+        for (size, says) in [(longer, "it is not made anew"), (shorter, "the file was cut")] {
             fs::write(&image, &whole).unwrap();
             file.set_len(size).unwrap();
             lose();
             let before = fs::read(&image).unwrap();
             let output = repair();
             assert!(!output.status.success());
-            assert!(message(&output).contains("it is not made anew"), "{}", message(&output));
+            assert!(message(&output).contains(says), "{}", message(&output));
             assert!(fs::read(&image).unwrap() == before, "a refusal changes nothing");
         }
     }
+}
+
+#[test]
+fn a_repair_that_fails_later_tells_the_headers_that_it_has_written() {
+    let place = worked(Place::new(&std::env::temp_dir(), "copyhold-"));
+    let image = made(&place, &["--pi", "4096+16:64b"]);
+    // Without its uberblocks the pool is not opened.
+    let end = shown(&["info", &image])["size_bytes"].as_u64().unwrap();
+    for area in [0, end - 64 * 4096] {
+        (1..64).for_each(|nth| zero_block(&image, area + nth * 4096));
+    }
+    let [first, _] = headers_of(&image);
+    zero_block(&image, first);
+    let output = worked(Program::at(PROGRAM).ask(&["check", &image, "--repair"], &[]));
+    assert!(!output.status.success());
+    let says = format!("were written again in the blocks [{}]; then: ", first / 4096);
+    assert!(message(&output).contains(&says), "{}", message(&output));
 }
 
 #[test]

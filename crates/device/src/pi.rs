@@ -15,7 +15,8 @@
 //!   host        tags of places and births, and the host's verification
 //!   judge       commands of requests, and the answers to them as errors
 //!   emulated    a namespace on any device: places in `layout`, changes in `entries`,
-//!               identity in `header`, which `mend` writes again; `faults` for tests
+//!               identity in `header`, twice (`headers`), which `mend` writes again; `faults`
+//!               for tests
 //! ```
 //!
 //! Tuples do not leave this module: callers give guards and a birth, and get content or
@@ -28,6 +29,7 @@ mod faults;
 mod format;
 mod guard;
 mod header;
+mod headers;
 mod host;
 mod judge;
 mod layout;
@@ -42,6 +44,7 @@ pub(crate) use format::tests::formats;
 pub use format::{Format, FormatError, Place, Type};
 pub use guard::Guard;
 pub use header::{Features, Header, HeaderProblem, header_digest};
+pub use headers::{erase_headers, sizes_by_headers};
 pub use host::{Guards, Kind};
 pub(crate) use judge::Request;
 pub use mend::{Headers, Remake, look_at_headers, mend_headers, remake_headers};

@@ -85,6 +85,13 @@ impl Pool {
         options: OpenOptions,
     ) -> Result<Arc<Pool>, PoolError> {
         let tenants = options.tenants;
+        for defect in device.defects() {
+            let name = device.geometry().name;
+            tracing::warn!(
+                "{name}: a header of protection information is bad: {defect}; unmount the pool, \
+                 and run `copyhold check --repair`"
+            );
+        }
         let health = Arc::new(Health::default());
         let patient = Patient::new(device, rt.clone(), health.clone(), &options.limits);
         let device: DynDevice = patient.clone();

@@ -5,6 +5,7 @@ mod debug;
 mod device;
 mod files;
 mod fragments;
+mod headers;
 mod layers;
 mod log;
 mod nodes;

@@ -28,13 +28,14 @@
 use std::sync::Arc;
 
 use copyhold_runtime::{BoxFuture, Rt};
-use copyhold_types::{BLOCK_BYTES, Buf, Bufs, DeviceId, Purpose};
+use copyhold_types::{Buf, Bufs, DeviceId, Purpose};
 use futures_channel::oneshot;
 
 use super::command::Refusal;
 use super::entries::Entries;
 use super::faults::{DriveFault, Faults, flip};
 use super::header::{Header, HeaderProblem};
+use super::headers::{Copies, erase_headers};
 use super::layout::{HEADERS, Layout};
 use super::{Format, Request};
 use crate::error::check_bounds;
@@ -97,16 +98,14 @@ impl Emulated {
         let header = header.map_err(|problem| unusable(name, problem))?;
 
         // A crash leaves no header of an older namespace over entries of this one.
-        let at = blocks - HEADERS;
-        below.write(at, Buf::zeroed(HEADERS as usize).into(), Purpose::Guard).await?;
-        below.flush().await?;
+        erase_headers(&below).await?;
         let made = Emulated::over(rt, below.clone(), header, OpenMode::ReadWrite, Vec::new());
         if !is_zeros {
             made.shared.entries.erase(0, header.data_blocks).await?;
             below.flush().await?;
         }
         let copies = Buf::from_bytes(&header.encode().repeat(HEADERS as usize));
-        below.write(at, copies.into(), Purpose::Guard).await?;
+        below.write(blocks - HEADERS, copies.into(), Purpose::Guard).await?;
         below.flush().await?;
         Ok(made)
     }
@@ -128,21 +127,15 @@ impl Emulated {
         below: DynDevice,
         mode: OpenMode,
     ) -> Result<Option<Arc<Emulated>>, DeviceError> {
-        let Geometry { blocks, name, .. } = below.geometry();
-        let Some(at) = blocks.checked_sub(HEADERS) else { return Ok(None) };
-        let copies = read_headers(&below, at).await;
-        let Some(found) = Header::find([&copies[0], &copies[1]], blocks) else { return Ok(None) };
+        let Some(copies) = Copies::read(&below).await else { return Ok(None) };
+        let Some(found) = copies.find() else { return Ok(None) };
         let usable = found.and_then(|header| match mode {
             OpenMode::ReadWrite => header.check_writable().map(|()| header),
             OpenMode::ReadOnly => Ok(header),
         });
         match usable {
-            Ok(header) => {
-                let defects =
-                    Header::defects(&copies, at).map(|(at, why)| format!("block {at}: {why}"));
-                Ok(Some(Emulated::over(rt, below, header, mode, defects.collect())))
-            }
-            Err(problem) => Err(unusable(name, problem)),
+            Ok(header) => Ok(Some(Emulated::over(rt, below, header, mode, copies.defects()))),
+            Err(problem) => Err(unusable(below.geometry().name, problem)),
         }
     }
 
@@ -205,25 +198,6 @@ pub async fn open(rt: Rt, below: DynDevice, mode: OpenMode) -> Result<DynDevice,
         Some(namespace) => Ok(namespace),
         None => Ok(below),
     }
-}
-
-/// Both copies. One that cannot be read is zeros: a device without a namespace may have bad blocks
-/// there, and the label of a pool says whether it needs one.
-pub(super) async fn read_headers(
-    below: &DynDevice,
-    at: u64,
-) -> [[u8; BLOCK_BYTES]; HEADERS as usize] {
-    let mut copies = [[0; BLOCK_BYTES]; HEADERS as usize];
-    if let Ok(both) = below.read(at, HEADERS as u32, Purpose::Guard).await {
-        copies.as_flattened_mut().copy_from_slice(&both);
-        return copies;
-    }
-    for (block, copy) in (at..).zip(&mut copies) {
-        if let Ok(content) = below.read(block, 1, Purpose::Guard).await {
-            copy.copy_from_slice(&content);
-        }
-    }
-    copies
 }
 
 /// Runs `work` as a task of its own from now on. It has turns that others wait for, so it depends

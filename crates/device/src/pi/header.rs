@@ -58,7 +58,7 @@ pub enum HeaderProblem {
     #[error("its protection information has features that this program does not know: {0:#x}")]
     Features(u64),
     #[error(
-        "its protection information has features without which this program can only read it: \\
+        "its protection information has features without which this program can only read it: \
          {0:#x}"
     )]
     ReadOnlyFeatures(u64),
@@ -130,8 +130,8 @@ impl Header {
     }
 
     /// Parses one copy. `None`, if it has no magic. The version is judged before the digest, which
-    /// another version may compute differently; features before fields that they may give a
-    /// meaning to.
+    /// another version may compute differently, unless the digest fits this version; features
+    /// before fields that they may give a meaning to.
     pub fn parse(block: &[u8; BLOCK_BYTES]) -> Option<Result<Header, HeaderProblem>> {
         let Ok(disk) = HeaderDisk::ref_from_bytes(block) else { return None };
         (disk.magic == MAGIC).then(|| disk.parse(block))
@@ -160,19 +160,6 @@ impl Header {
         }
     }
 
-    /// The blocks of bad copies beside a good one, and their defects; the first copy is in the
-    /// block `at`.
-    pub(super) fn defects(
-        copies: &[[u8; BLOCK_BYTES]; HEADERS as usize],
-        at: u64,
-    ) -> impl Iterator<Item = (u64, String)> {
-        (at..).zip(copies).filter_map(|(at, copy)| match Header::parse(copy) {
-            Some(Ok(_)) => None,
-            Some(Err(problem)) => Some((at, problem.to_string())),
-            None => Some((at, "there is no header, or it cannot be read".to_owned())),
-        })
-    }
-
     /// Whether this program may write there.
     pub fn check_writable(&self) -> Result<(), HeaderProblem> {
         match self.features.ro_compat & !KNOWN.ro_compat {
@@ -183,9 +170,19 @@ impl Header {
 }
 
 impl HeaderDisk {
+    /// Whether it was written with this version, and only the field of the version has changed.
+    fn has_rotten_version(&self, block: &[u8; BLOCK_BYTES]) -> bool {
+        let mut written = *block;
+        written[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        self.digest.get() == header_digest(&written)
+    }
+
     fn parse(&self, block: &[u8; BLOCK_BYTES]) -> Result<Header, HeaderProblem> {
         if self.version.get() != VERSION {
-            return Err(HeaderProblem::Version(self.version.get()));
+            return Err(match self.has_rotten_version(block) {
+                true => HeaderProblem::Damaged,
+                false => HeaderProblem::Version(self.version.get()),
+            });
         }
         if self.digest.get() != header_digest(block) {
             return Err(HeaderProblem::Damaged);
@@ -315,6 +312,9 @@ mod tests {
         assert_eq!(Header::parse(&block), Some(Err(HeaderProblem::Version(7))));
         // A copy of which only the version is damaged costs nothing.
         let good = header().encode();
+        let mut block = good;
+        block[10] ^= 4;
+        assert_eq!(Header::parse(&block), Some(Err(HeaderProblem::Damaged)));
         assert_eq!(Header::find([&block, &good], BLOCKS), Some(Ok(header())));
     }
 

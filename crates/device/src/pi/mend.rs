@@ -2,82 +2,91 @@
 //!
 //! Problem.  A header is written once. A copy that rots stays bad until the other rots, too, and
 //!           then the namespace is lost, with all its blocks whole.
-//! Idea.     A bad copy is written from the good one. If neither is good, the owner of the data may
-//!           know the format and the identity: the other fields follow from the size. A wrong guess
-//!           would look for tuples in the wrong place, so the tuple of a block that the owner
-//!           names must be there before anything is written.
+//! Idea.     A rotten copy is written from the good one. If both are rotten, the owner of the data
+//!           may know the format and the identity: the other fields follow from the size. A wrong
+//!           guess would look for tuples in the wrong place, and a namespace whose tuples were
+//!           erased would vouch for nothing; so each block that the owner names must have its
+//!           tuple before anything is written.
 //!
-//! PIMEND-M1  A header is only written where no header, or a damaged one, is; each copy is durable
+//! PIMEND-M1  A header is only written over a rotten copy (PICOPY-C1); each copy is durable
 //!            before the next is touched, so a crash leaves no fewer good ones.
+//! PIMEND-M2  Headers are made anew only where all known blocks have their tuples.
+
+use std::sync::Arc;
 
 use copyhold_runtime::Rt;
 use copyhold_types::{Buf, Purpose};
 
-use super::emulated::{Emulated, read_headers, unusable};
+use super::emulated::{Emulated, unusable};
 use super::header::{Header, HeaderProblem};
+use super::headers::Copies;
 use super::layout::HEADERS;
 use super::{Checks, Format, Tags, Tuple};
 use crate::{DeviceError, DynDevice, OpenMode};
 
 /// The state of both copies on a device.
 pub enum Headers {
-    /// One is good, at least; the blocks of the others.
-    Good(Vec<u64>),
-    /// They are damaged, or there are none.
+    /// One is good, at least: its namespace, for reading, and the blocks of rotten copies.
+    Good { namespace: Arc<Emulated>, rotten: Vec<u64> },
+    /// They are rotten, or there are none.
     Lost,
+    /// None is known to be good, and one cannot be read now.
+    Unread(DeviceError),
     /// They are of a namespace that this program cannot use.
     Unusable(HeaderProblem),
 }
 
 /// Looks at both copies.
-pub async fn look_at_headers(below: &DynDevice) -> Headers {
-    let blocks = below.geometry().blocks;
-    let Some(at) = blocks.checked_sub(HEADERS) else { return Headers::Lost };
-    let copies = read_headers(below, at).await;
-    match Header::find([&copies[0], &copies[1]], blocks) {
-        None | Some(Err(HeaderProblem::Damaged)) => Headers::Lost,
+pub async fn look_at_headers(rt: Rt, below: &DynDevice) -> Headers {
+    let Some(copies) = Copies::read(below).await else { return Headers::Lost };
+    match copies.find() {
+        Some(Ok(header)) => {
+            let (mode, rotten) = (OpenMode::ReadOnly, copies.rotten());
+            let namespace = Emulated::over(rt, below.clone(), header, mode, copies.defects());
+            Headers::Good { namespace, rotten }
+        }
+        None | Some(Err(HeaderProblem::Damaged)) => match copies.unread() {
+            Some(error) => Headers::Unread(error.clone()),
+            None => Headers::Lost,
+        },
         Some(Err(problem)) => Headers::Unusable(problem),
-        Some(Ok(_)) => Headers::Good(Header::defects(&copies, at).map(|(at, _)| at).collect()),
     }
 }
 
-/// Writes the bad copies from the good one; the blocks that were written.
-pub async fn mend_headers(rt: Rt, below: &DynDevice) -> Result<Vec<u64>, DeviceError> {
-    let found = Emulated::find(rt, below.clone(), OpenMode::ReadWrite).await?;
-    let (Some(namespace), Headers::Good(bad)) = (found, look_at_headers(below).await) else {
-        return Ok(Vec::new());
-    };
-    write_headers(below, namespace.header(), &bad).await?;
-    Ok(bad)
+/// Writes this good header over rotten copies.
+pub async fn mend_headers(
+    below: &DynDevice,
+    header: &Header,
+    rotten: &[u64],
+) -> Result<(), DeviceError> {
+    let unusable = |problem| unusable(below.geometry().name, problem);
+    header.check_writable().map_err(unusable)?;
+    write_headers(below, header, rotten).await
 }
 
-/// Makes both headers anew where they are lost, of a namespace with `data_blocks` or more. `known`
-/// are blocks that were written without a birth: one of them must have its tuple.
+/// Makes both headers anew where they are lost. `known` are blocks that were written without a
+/// birth: each must have its tuple (PIMEND-M2).
 ///
 /// # Errors
-/// The size does not fit, or no tuple is where the header would say: nothing is written then. Or
+/// A tuple is not where the header would say, or no block is known: nothing is written then. Or
 /// the device fails.
 pub async fn remake_headers(
     rt: Rt,
     below: &DynDevice,
     (format, identity): (Format, [u8; 16]),
-    data_blocks: u64,
     known: &[u64],
 ) -> Result<Vec<u64>, Remake> {
     let blocks = below.geometry().blocks;
-    let name = || below.geometry().name;
-    let header = Header::new(identity, format, blocks);
-    let header = header.map_err(|problem| Remake::Device(unusable(name(), problem)))?;
-    if header.data_blocks < data_blocks {
-        return Err(Remake::Room { wanted: data_blocks, found: header.data_blocks });
-    }
+    let unusable = |problem| Remake::Device(unusable(below.geometry().name, problem));
+    let header = Header::new(identity, format, blocks).map_err(unusable)?;
     let namespace = Emulated::over(rt, below.clone(), header, OpenMode::ReadOnly, Vec::new());
-    let mut has_tuples = false;
-    for block in known {
-        has_tuples = has_tuples || has_tuple(&namespace, *block).await;
+    if known.is_empty() {
+        return Err(Remake::NothingKnown);
     }
-    if !has_tuples {
-        return Err(Remake::NoTuples);
+    for block in known {
+        if !has_tuple(&namespace, *block).await {
+            return Err(Remake::NoTuple { block: *block });
+        }
     }
     let both: Vec<u64> = (blocks - HEADERS..blocks).collect();
     write_headers(below, &header, &both).await.map_err(Remake::Device)?;
@@ -87,12 +96,13 @@ pub async fn remake_headers(
 /// The cause why headers are not made anew.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Remake {
-    #[error("the file has room for {found} blocks with tuples, and the pool has {wanted}")]
-    Room { wanted: u64, found: u64 },
     #[error(
-        "no tuple of a label is where the header would say: the file has another size than it had"
+        "the tuple of the label in block {block} is not where the header would say: the file has \
+         another size than it had, or tuples were erased or damaged"
     )]
-    NoTuples,
+    NoTuple { block: u64 },
+    #[error("there is no label whose tuple would show the place of all tuples")]
+    NothingKnown,
     #[error(transparent)]
     Device(DeviceError),
 }
@@ -122,3 +132,6 @@ async fn write_headers(below: &DynDevice, header: &Header, at: &[u64]) -> Result
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,6 +5,7 @@ mod damage;
 mod drive;
 
 use copyhold_runtime::{Runtime, SeededRuntime};
+use copyhold_types::BLOCK_BYTES;
 use futures_util::future::join_all;
 
 use super::super::layout::complement;
