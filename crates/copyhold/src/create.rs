@@ -13,7 +13,7 @@ use copyhold_device::pi::{Emulated, Format};
 use copyhold_device::{Device, DeviceError, DynDevice, FileDevice, NvmeDevice, OpenMode, nvme};
 use copyhold_format::label::NAME_MAX;
 use copyhold_fs::{Caller, Filesystem};
-use copyhold_pool::{CreateOptions as Shape, read_labels};
+use copyhold_pool::{CreateOptions as Shape, erase_pools, read_labels};
 use copyhold_runtime::Rt;
 use copyhold_runtime::executors::Executors;
 use copyhold_types::{BLOCK_BYTES, DeviceId, PoolId, Purpose};
@@ -126,6 +126,10 @@ fn make(
     let made = executors.block_on(async {
         // The size of a block device is known only now.
         let shape = check(path, file.geometry().blocks, options)?;
+        if file.is_block_device() {
+            let disk: DynDevice = file.clone();
+            erase_pools(&disk).await?;
+        }
         if shape.preallocated {
             allocate(&file, &shape).await?;
         }

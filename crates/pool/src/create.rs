@@ -3,6 +3,7 @@
 //! Order: the labels of an older pool are erased, durably, then the log ring is really written
 //! (rule R32, P6), then the label areas are wiped, then uberblock and labels are written and
 //! flushed, labels last. A creation that is interrupted leaves the older pool whole, or no pool.
+//! A pool that has other protection information than this device is erased before (`erase`).
 
 use copyhold_device::DynDevice;
 use copyhold_format::label::{AREA_BLOCKS, Features, Label, NAME_MAX};
@@ -52,7 +53,7 @@ pub(crate) async fn create(
         label = label.needing(needed);
     }
     if options.replaces {
-        labels::erase(device).await?;
+        labels::erase(device, device.geometry().blocks).await?;
         device.flush().await?;
     }
     for start in label.log {

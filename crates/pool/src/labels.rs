@@ -194,10 +194,11 @@ pub(crate) async fn repair_labels(device: &DynDevice, labels: &Labels) -> Result
     Ok(())
 }
 
-/// Erases the labels by which an older pool is found: the first, and the second or the copy that
-/// leads to it. Each is one block, so a crash leaves a whole pool or none.
-pub(crate) async fn erase(device: &DynDevice) -> Result<(), PoolError> {
-    for at in Label::areas(device.geometry().blocks) {
+/// Erases the labels by which an older pool on the first `blocks` blocks is found: the first, and
+/// the second or the copy that leads to it. Each is one block, so a crash leaves a whole pool or
+/// none.
+pub(crate) async fn erase(device: &DynDevice, blocks: u64) -> Result<(), PoolError> {
+    for at in Label::areas(blocks) {
         device.write(at, Buf::zeroed(1).into(), Purpose::Label).await?;
     }
     Ok(())
