@@ -1,10 +1,10 @@
-//! The job: random overwrites with each way of checksums.
+//! The job: random overwrites with each mode of checksums.
 //!
 //! The experiment of the proposal that brought protection information to a filesystem: four
 //! writers overwrite blocks of their files at random, direct with 32 in flight and buffered. The
 //! figures are the bytes that the device writes for each byte of a program, and the time of the
 //! processors. Copyhold has an emulated namespace under it in all its arms, so that they differ in
-//! the checksums alone; its tuples are counted by themselves (`device_bytes.guard`).
+//! the checksums alone; its tuples are counted by themselves (`device_bytes.tuples`).
 //!
 //! btrfs has the arms `item` and `none`: with and without `nodatasum`. Filesystems without
 //! checksums have the arm `none`.
@@ -45,9 +45,9 @@ pub(crate) struct Integrity {
     #[arg(long, value_enum, value_delimiter = ',')]
     #[arg(default_values_t = [Variant::Direct, Variant::Buffered])]
     variants: Vec<Variant>,
-    /// Which ways of checksums, in turn
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Way::ALL)]
-    checksum: Vec<Way>,
+    /// Which checksum modes, in turn
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Mode::ALL)]
+    checksum: Vec<Mode>,
     /// Format of Copyhold's emulated namespace
     #[arg(long, default_value = "4096+16:64b")]
     pi: String,
@@ -55,7 +55,7 @@ pub(crate) struct Integrity {
 
 /// The checksum mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Way {
+enum Mode {
     /// In the items of extents
     Item,
     /// Beside the blocks, made by the host
@@ -66,28 +66,28 @@ enum Way {
     None,
 }
 
-impl Way {
-    const ALL: [Way; 4] = [Way::Item, Way::Guard, Way::Offload, Way::None];
+impl Mode {
+    const ALL: [Mode; 4] = [Mode::Item, Mode::Guard, Mode::Offload, Mode::None];
 
     fn name(self) -> &'static str {
         match self {
-            Way::Item => "item",
-            Way::Guard => "guard",
-            Way::Offload => "offload",
-            Way::None => "none",
+            Mode::Item => "item",
+            Mode::Guard => "guard",
+            Mode::Offload => "offload",
+            Mode::None => "none",
         }
     }
 
     fn is_of(self, kind: Kind) -> bool {
         match kind {
             Kind::Copyhold => true,
-            Kind::Btrfs => matches!(self, Way::Item | Way::None),
-            Kind::Ext4 | Kind::Xfs | Kind::Null | Kind::Plain => self == Way::None,
+            Kind::Btrfs => matches!(self, Mode::Item | Mode::None),
+            Kind::Ext4 | Kind::Xfs | Kind::Null | Kind::Plain => self == Mode::None,
         }
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -113,20 +113,20 @@ impl Job for Integrity {
         interrupt: &Interrupt,
     ) -> Result<Vec<Sample>, BenchError> {
         let mut samples = Vec::new();
-        for way in self.checksum.iter().filter(|way| way.is_of(kind)) {
-            let site = match (kind, way) {
+        for mode in self.checksum.iter().filter(|mode| mode.is_of(kind)) {
+            let site = match (kind, mode) {
                 (Kind::Copyhold, _) => site.created_with(["--pi".into(), self.pi.clone()]),
-                (Kind::Btrfs, Way::None) => site.kernels_with(&["nodatasum"]),
+                (Kind::Btrfs, Mode::None) => site.kernels_with(&["nodatasum"]),
                 _ => site.kernels_with(&[]),
             };
             let measured = on_fresh(&site, kind, |target| {
-                set(target, *way)?;
+                set(target, *mode)?;
                 self.overwrites().run(target, self.writers, interrupt)
             })?;
-            samples.extend(measured.into_iter().map(|sample| sample.of(way.name())));
+            samples.extend(measured.into_iter().map(|sample| sample.of(mode.name())));
         }
-        for way in [Way::Guard, Way::Offload, Way::None] {
-            samples.extend(compared(&samples, way.name(), Way::Item.name()));
+        for mode in [Mode::Guard, Mode::Offload, Mode::None] {
+            samples.extend(compared(&samples, mode.name(), Mode::Item.name()));
         }
         Ok(samples)
     }
@@ -139,27 +139,27 @@ impl Job for Integrity {
 }
 
 /// Bytes that the device writes in addition, for each byte of the program; tuples apart.
-fn extra_writes(kind: Kind, way: Way, variant: &str, medians: Medians<'_>) -> Option<f64> {
-    let all = medians(kind, &format!("{way}.{variant}.device_bytes"))?;
-    let tuples = medians(kind, &format!("{way}.{variant}.device_bytes.guard"));
+fn extra_writes(kind: Kind, mode: Mode, variant: &str, medians: Medians<'_>) -> Option<f64> {
+    let all = medians(kind, &format!("{mode}.{variant}.device_bytes"))?;
+    let tuples = medians(kind, &format!("{mode}.{variant}.device_bytes.tuples"));
     Some(all - tuples.unwrap_or_default() - 1.0)
 }
 
-/// Extra writes of each way, and `guard` beside `item` and beside btrfs with checksums.
+/// Extra writes of each mode, and `guard` beside `item` and beside btrfs with checksums.
 fn judgements_of(variant: &str, medians: Medians<'_>) -> Vec<Judgement> {
     let mut judgements = Vec::new();
-    for (kind, way) in
-        [Kind::Copyhold, Kind::Btrfs].iter().flat_map(|kind| Way::ALL.map(|way| (*kind, way)))
+    for (kind, mode) in
+        [Kind::Copyhold, Kind::Btrfs].iter().flat_map(|kind| Mode::ALL.map(|mode| (*kind, mode)))
     {
-        let Some(extra) = extra_writes(kind, way, variant, medians) else { continue };
-        let is_judged = (kind, way) == (Kind::Copyhold, Way::Guard);
+        let Some(extra) = extra_writes(kind, mode, variant, medians) else { continue };
+        let is_judged = (kind, mode) == (Kind::Copyhold, Mode::Guard);
         let bound = is_judged.then_some(EXTRA_WRITES);
-        let name = format!("{variant}.extra_writes.{}.{way}", kind.name());
+        let name = format!("{variant}.extra_writes.{}.{mode}", kind.name());
         judgements.push(Judgement::new(name, extra, bound));
     }
     for (metric, peer, bound) in RATIOS {
-        let of = |kind, way: Way| medians(kind, &format!("{way}.{variant}.{metric}"));
-        let (Some(ours), Some(theirs)) = (of(Kind::Copyhold, Way::Guard), of(peer, Way::Item))
+        let of = |kind, mode: Mode| medians(kind, &format!("{mode}.{variant}.{metric}"));
+        let (Some(ours), Some(theirs)) = (of(Kind::Copyhold, Mode::Guard), of(peer, Mode::Item))
         else {
             continue;
         };
@@ -189,12 +189,12 @@ impl Integrity {
 }
 
 /// New files of the root directory get these checksums.
-fn set(target: &Target<'_>, way: Way) -> Result<(), BenchError> {
+fn set(target: &Target<'_>, mode: Mode) -> Result<(), BenchError> {
     if target.kind() != Kind::Copyhold {
         return Ok(());
     }
     let mut command = target.copyhold();
-    command.args(["property", "set"]).arg(target.directory()).args(["checksum", way.name()]);
+    command.args(["property", "set"]).arg(target.directory()).args(["checksum", mode.name()]);
     run(&mut command).map(drop)
 }
 
@@ -206,7 +206,7 @@ mod tests {
     fn figures_follow_from_medians_of_the_same_run() {
         let medians = |kind, metric: &str| match (kind, metric) {
             (Kind::Copyhold, "guard.direct.device_bytes") => Some(1.0625),
-            (Kind::Copyhold, "guard.direct.device_bytes.guard") => Some(0.03125),
+            (Kind::Copyhold, "guard.direct.device_bytes.tuples") => Some(0.03125),
             (Kind::Copyhold, "guard.direct.iops") => Some(900.0),
             (Kind::Copyhold, "item.direct.iops") => Some(1000.0),
             (Kind::Btrfs, "item.direct.iops") => Some(100.0),

@@ -35,7 +35,10 @@ pub(crate) enum Preallocate {
     copyhold create /srv/pool.img --size 10G --pi 4096+16:64b\n  \
     copyhold create /dev/ng0n1                       formatted with protection information\n\n\
     With `--preallocate written` the pool takes all its room now: no write fails for want of room \
-    on the host. With --pi the size is that of the file, and the pool is smaller by the tuples.")]
+    on the host. With --pi the size is that of the file, and the pool is smaller by the tuples.\n\
+    Data uses them only after `copyhold property set DIR checksum guard` on the mounted pool.\n\
+    Without --pi there are none. The usual format is 4096+16:64b; all are listed in\n\
+    docs/integrity.md, section 3.")]
 pub(crate) struct Create {
     /// A file, which is created if it does not exist, a block device, or an NVMe namespace
     /// (/dev/ngXnY)
@@ -54,7 +57,8 @@ pub(crate) struct Create {
     label: Option<String>,
     /// Give each block protection information (checksum and tags) of this format:
     /// DATA+METADATA:GUARD, as in 4096+16:64b, with :type1 to :type3, :first or :last, and
-    /// :sts=BITS where wanted
+    /// :sts=BITS where wanted [default: none]. Only files with checksum mode guard or offload
+    /// use it
     #[arg(long, value_name = "FORMAT")]
     pi: Option<ProtectionFormat>,
 }
@@ -71,6 +75,15 @@ impl Create {
         };
         let id = describe::id(Pool::create(&self.pool, &options)?);
         let made = json!({ "pool": self.pool.to_string_lossy(), "id": id });
-        report.show(&made, || format!("{} is a pool; mount it next\n", self.pool.display()))
+        report.show(&made, || {
+            let next = match self.pi {
+                Some(_) => {
+                    "mount it next; then `copyhold property set DIR checksum guard`, or no file \
+                     uses the protection information"
+                }
+                None => "mount it next",
+            };
+            format!("{} is a pool; {next}\n", self.pool.display())
+        })
     }
 }

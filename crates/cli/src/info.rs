@@ -1,7 +1,7 @@
 //! `copyhold info`: the properties and the state of a pool.
 //!
 //! A mounted pool is asked through its daemon, another one is opened read-only; both answer with
-//! the same JSON object (`engine/describe.rs`).
+//! the same JSON object (`describe` of the crate `serve`).
 
 use std::path::PathBuf;
 
@@ -14,8 +14,13 @@ use crate::{engine, mount_table, view};
 
 /// Show the identity, the space and the state of a pool
 ///
-/// A mounted pool also shows the requests to its device since the mount, by purpose: file data,
-/// log, nodes of tables, space maps, labels.
+/// `protection` is the format of the device's protection information, `-` if it has none. The
+/// table `checksum modes` has the mode of new extents for each mode that a file can have.
+///
+/// A mounted pool also shows, since the mount: the requests to its device by purpose (file data,
+/// log, nodes of tables, space maps, labels, tuples); reads that failed, and repairs (`read
+/// failures`: `integrity` are blocks that do not match their tuples, `mismatch` those that do not
+/// match a checksum in the tables); and writes that the device refused (`refused guards`).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     copyhold info /srv/pool.img\n  \

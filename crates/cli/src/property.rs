@@ -53,8 +53,8 @@ struct Get {
 /// read, and the host again at the read. `offload`: made and verified by the device alone. `none`:
 /// nowhere; a read returns damaged data without an error. On a device without protection
 /// information `guard` and `offload` mean `item`, and the program says so; so they do for up to 64
-/// KiB that one fsync makes durable, for small files that are kept in their inode, and for data in
-/// preallocated space. Stored data stays as it is.
+/// KiB that one fsync makes durable, for small files that are kept in their inode, and, when the
+/// pool is full, for data in preallocated space. Stored data stays as it is.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  copyhold property set /mnt/backups/alice ro false\n  \
     copyhold property set /mnt/alice/videos checksum guard")]

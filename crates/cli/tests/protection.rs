@@ -192,41 +192,41 @@ fn damage(site: &Site, content: &[u8]) -> usize {
 }
 
 #[test]
-fn each_place_of_checksums_finds_damage_or_not_as_it_says() {
+fn each_checksum_mode_finds_damage_or_not_as_it_says() {
     let Some(site) = Site::made(&["--size", "128M", "--pi", "4096+16:64b"], &[]) else { return };
     let content: Vec<u8> = (0..1_000_000_u32).map(|n| (n >> 8) as u8 ^ (n * 7) as u8).collect();
-    let places = ["item", "guard", "offload", "none"];
-    let of = |place: &str| [place.as_bytes(), &content].concat();
-    for place in places {
-        let dir = site.at(place);
-        fs::create_dir(site.path(place)).unwrap();
-        site.done(&["property", "set", &dir, "checksum", place]);
-        fs::write(site.path(&format!("{place}/file")), of(place)).unwrap();
-        let file = site.at(&format!("{place}/file"));
+    let modes = ["item", "guard", "offload", "none"];
+    let of = |mode: &str| [mode.as_bytes(), &content].concat();
+    for mode in modes {
+        let dir = site.at(mode);
+        fs::create_dir(site.path(mode)).unwrap();
+        site.done(&["property", "set", &dir, "checksum", mode]);
+        fs::write(site.path(&format!("{mode}/file")), of(mode)).unwrap();
+        let file = site.at(&format!("{mode}/file"));
         let shown = site.done(&["property", "get", &file, "checksum"]);
-        assert_eq!(shown, serde_json::json!({ "checksum": place }), "a file takes its directory's");
+        assert_eq!(shown, serde_json::json!({ "checksum": mode }), "as its directory");
         let shown = site.done(&["property", "list", &file]);
-        assert_eq!(shown, serde_json::json!({ "checksum": place }));
+        assert_eq!(shown, serde_json::json!({ "checksum": mode }));
     }
     site.again();
-    for place in places {
-        assert!(fs::read(site.path(&format!("{place}/file"))).unwrap() == of(place), "{place}");
+    for mode in modes {
+        assert!(fs::read(site.path(&format!("{mode}/file"))).unwrap() == of(mode), "{mode}");
     }
     site.checked();
-    for place in places {
-        assert_eq!(damage(&site, &of(place)), 1, "{place}");
+    for mode in modes {
+        assert_eq!(damage(&site, &of(mode)), 1, "{mode}");
     }
     site.mount(&[]);
-    for place in places {
-        let read = fs::read(site.path(&format!("{place}/file")));
-        assert_eq!(read.is_err(), place != "none", "{place}");
+    for mode in modes {
+        let read = fs::read(site.path(&format!("{mode}/file")));
+        assert_eq!(read.is_err(), mode != "none", "{mode}");
         let errno = read.err().and_then(|error| error.raw_os_error());
-        assert!(errno.is_none_or(|errno| errno == 5), "{place}: {errno:?}");
+        assert!(errno.is_none_or(|errno| errno == 5), "{mode}: {errno:?}");
     }
 }
 
 #[test]
-fn a_place_of_checksums_that_is_none_is_refused() {
+fn a_checksum_mode_that_is_none_is_refused() {
     let Some(site) = Site::mounted(&[]) else { return };
     fs::write(site.path("file"), b"plain").unwrap();
     let file = site.at("file");

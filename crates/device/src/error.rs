@@ -35,9 +35,15 @@ pub enum DeviceError {
         by: Verifier,
     },
     /// The tags of a request contradict the format of the device: a mistake of this program.
-    #[error("{name}: {access} of {blocks} blocks at {block} for {why:?} has impossible protection")]
+    #[error(
+        "{name}: {access} of {blocks} blocks at {block} for {why:?} has tags that contradict the \
+         format of the device; this is a mistake of the program: report it"
+    )]
     Contradiction { name: String, block: u64, blocks: u32, why: Purpose, access: Access },
-    #[error("{name} has no protection information, which a request for it needs")]
+    #[error(
+        "{name} has no protection information, which a request for it needs: give the original \
+         file or device, with its tuples"
+    )]
     Unprotected { name: String },
     /// There is a namespace with protection information that cannot be used.
     #[error("{name}: {problem}")]

@@ -26,7 +26,10 @@ pub enum PoolError {
     Device(#[from] DeviceError),
     /// The device has refused guards that do not match the data any more, in these blocks of the
     /// request.
-    #[error("the data of a write changed in memory: {error}")]
+    #[error(
+        "the data of a write changed in memory: {error}. Write the file again, and test the \
+         host's memory"
+    )]
     MemoryChanged {
         blocks: Box<[u32]>,
         #[source]

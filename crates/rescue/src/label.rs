@@ -21,7 +21,7 @@ pub(crate) const UBERBLOCKS_KEPT: usize = 3;
 const VERSION: u32 = 2;
 /// A feature: nodes may lie in fragments.
 const FRAGMENTS: u64 = 1 << 0;
-/// Checksums of extents may be beside their blocks, or nowhere.
+/// A feature: the checksums of an extent's blocks may be beside them, or nowhere.
 const CHECKSUM_MODES: u64 = 1 << 1;
 /// A feature: the device has protection information beside the blocks, at whose numbers they stay.
 const PROTECTED: u64 = 1 << 2;

@@ -53,7 +53,7 @@ impl Purpose {
             Purpose::Layer => "layer",
             Purpose::Map => "map",
             Purpose::Label => "label",
-            Purpose::Guard => "guard",
+            Purpose::Guard => "tuples",
         }
     }
 }

@@ -51,20 +51,32 @@ pub enum HeaderProblem {
          --repair` makes it from the label of a pool"
     )]
     Damaged,
-    #[error("its two headers of protection information are of different namespaces")]
+    #[error(
+        "its two headers of protection information are of different namespaces; \
+         `copyhold debug protection` shows both: restore the last two blocks from a copy"
+    )]
     Different,
     #[error("its protection information has version {0}; this program knows version {VERSION}")]
     Version(u32),
-    #[error("its protection information has features that this program does not know: {0:#x}")]
+    #[error(
+        "its protection information has features that this program does not know: {0:#x}; use a \
+         newer version of Copyhold"
+    )]
     Features(u64),
     #[error(
         "its protection information has features without which this program can only read it: \
-         {0:#x}"
+         {0:#x}; mount it with `-o ro`, or use a newer version of Copyhold"
     )]
     ReadOnlyFeatures(u64),
-    #[error("its protection information is of a device of {was} blocks, and this one has {is}")]
+    #[error(
+        "its protection information is of a device of {was} blocks, and this one has {is}; \
+         restore its size, or copy the whole original"
+    )]
     Size { was: u64, is: u64 },
-    #[error("its header has room for {is} blocks of data, and not for {was}")]
+    #[error(
+        "its header has room for {is} blocks of data, and not for {was}; use a copy of the \
+         device that is older than the damage"
+    )]
     Room { was: u64, is: u64 },
     #[error("its header has an impossible format: {0}")]
     Format(#[from] FormatError),

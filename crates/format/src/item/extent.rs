@@ -276,7 +276,7 @@ mod tests {
         }
 
         #[test]
-        fn a_part_keeps_place_of_checksums_and_birth(it in extents(), at in any::<u32>()) {
+        fn a_part_keeps_checksum_mode_and_birth(it in extents(), at in any::<u32>()) {
             let skip = at % it.blocks();
             let part = it.slice(skip, it.blocks() - skip);
             prop_assert_eq!(part.state.checksum_mode(), it.state.checksum_mode());
