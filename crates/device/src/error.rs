@@ -166,6 +166,14 @@ impl DeviceError {
         DeviceError::Integrity { name, block, blocks, why, access, kind, by }
     }
 
+    /// Whether the device has refused the guards of a write. A refused tag is no such error: tags
+    /// do not depend on the data.
+    pub fn is_refused_guard(&self) -> bool {
+        use Kind::{Guard, Unknown};
+        let DeviceError::Integrity { access, kind, .. } = self else { return false };
+        *access == Access::Write && matches!(kind, Guard | Unknown)
+    }
+
     /// Whether the host had no space left for a sparse pool file (rule R32).
     pub fn is_host_full(&self) -> bool {
         matches!(self, DeviceError::Write { source: IoError(libc::ENOSPC | libc::EDQUOT), .. })

@@ -2,7 +2,7 @@
 
 use std::error::Error as _;
 
-use copyhold_device::{Access, DeviceError};
+use copyhold_device::DeviceError;
 use copyhold_format::FormatError;
 use copyhold_log::{Damage, Unreadable};
 use copyhold_space::NoSpace;
@@ -90,7 +90,7 @@ impl PoolError {
 
     /// The data changed on its way to the device, which has stored nothing. The host still has it.
     pub fn is_refused_guard(&self) -> bool {
-        matches!(self, PoolError::Device(DeviceError::Integrity { access: Access::Write, .. }))
+        matches!(self, PoolError::Device(error) if error.is_refused_guard())
     }
 
     pub(crate) fn damaged(what: impl Into<String>, why: impl ToString) -> PoolError {

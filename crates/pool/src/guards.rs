@@ -6,11 +6,14 @@
 //! Idea.     The pool keeps the data and the guards of a write until it completes. It computes
 //!           refused guards again.
 //!
-//! GUARD-G1  If the guards are the same, the data changed on the way: the write may be repeated, on
-//!           other blocks, since the content of these is unknown.
+//! GUARD-G1  If the guards are the same, the data changed on the way. The caller may write the same
+//!           data again: to the same blocks, which then have it with the same birth, or to others,
+//!           if it gives these up. The pool itself repeats nothing.
 //! GUARD-G2  If the guards differ, the memory changed: the error names the changed blocks, and is
 //!           reported before they are written again: new guards would vouch for the change.
-//! GUARD-G3  Each refusal is counted by its cause (DEV-D3), and logged here, once.
+//! GUARD-G3  Each refusal is counted by its cause (DEV-D3), and logged here, once; so is that of a
+//!           repair. A tag that the device refuses is no change of data: it is logged, and never
+//!           counted as one.
 //!
 //! A write that the device accepts costs a reference to its data, and a copy of its guards.
 
@@ -71,14 +74,19 @@ impl GuardedWrite {
     }
 
     /// The error of this write (GUARD-G1, GUARD-G2).
-    pub(crate) fn explain(self, error: DeviceError) -> PoolError {
-        if !matches!(error, DeviceError::Integrity { .. }) {
+    fn explain(self, error: DeviceError) -> PoolError {
+        if !error.is_refused_guard() {
+            if matches!(error, DeviceError::Integrity { .. }) {
+                tracing::error!(
+                    "{error}: the device refuses tags of the host, not a change of data"
+                );
+            }
             return error.into();
         }
         let blocks = self.changed_blocks();
         if blocks.is_empty() {
             self.failures.count(self.device, Failure::ChangedOnTheWay);
-            tracing::warn!("{error}: the data changed on the way to the device; it is sent again");
+            tracing::warn!("{error}: the data changed on the way to the device");
             return error.into();
         }
         self.failures.count(self.device, Failure::ChangedInMemory);
@@ -93,6 +101,14 @@ impl GuardedWrite {
         let of_block = BLOCK_BYTES / self.format.data_bytes();
         let blocks = now.chunks(of_block).zip(self.guards.chunks(of_block));
         (0..).zip(blocks).filter(|(_, (now, sent))| now != sent).map(|(nth, _)| nth).collect()
+    }
+}
+
+/// The error of a write; `guarded` if it had guards of the host.
+pub(crate) fn explain(guarded: Option<GuardedWrite>, error: DeviceError) -> PoolError {
+    match guarded {
+        Some(write) => write.explain(error),
+        None => error.into(),
     }
 }
 
@@ -121,29 +137,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refused_guard_is_computed_again() {
+    fn a_refused_guard_is_computed_again_and_a_refused_tag_is_not() {
         let format: Format = "4096+16:64b".parse().unwrap();
         let data: Bufs = Buf::from_bytes(&[7; 2 * BLOCK_BYTES]).into();
-        let refused = || DeviceError::Integrity {
+        let refused = |kind| DeviceError::Integrity {
             name: "disk".into(),
             block: 3,
             blocks: 1,
             why: Purpose::Data,
             access: Access::Write,
-            kind: Kind::Guard,
+            kind,
             by: Verifier::Device,
         };
         let device = DeviceId(0);
         let failures = Arc::new(Failures::of([device].into_iter()));
-        let explain = |guards| {
+        let explain = |guards, kind| {
             let (data, failures) = (data.clone(), failures.clone());
-            GuardedWrite { format, data, guards, device, failures }.explain(refused())
+            GuardedWrite { format, data, guards, device, failures }.explain(refused(kind))
         };
-        let same = explain(guards_of(&format, &data));
+        for kind in [Kind::App, Kind::Reference, Kind::Storage, Kind::Escape] {
+            let tag = explain(guards_of(&format, &data), kind);
+            assert!(!tag.is_refused_guard(), "GUARD-G3: {tag}");
+        }
+        let same = explain(guards_of(&format, &data), Kind::Guard);
         assert!(same.is_refused_guard(), "GUARD-G1: {same}");
         let mut other = [7; 2 * BLOCK_BYTES];
         other[BLOCK_BYTES] = 8;
-        let differs = explain(guards_of(&format, &Buf::from_bytes(&other).into()));
+        let differs = explain(guards_of(&format, &Buf::from_bytes(&other).into()), Kind::Unknown);
         assert_eq!(differs.changed_blocks(), [1], "GUARD-G2: {differs}");
         assert!(!differs.is_refused_guard() && same.changed_blocks().is_empty());
         let counted = Failure::REFUSED_GUARDS.map(|kind| failures.get(device, kind));

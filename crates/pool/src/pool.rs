@@ -22,7 +22,7 @@ use crate::devices::Devices;
 use crate::flush::Flusher;
 use crate::fork::Forks;
 use crate::group::Group;
-use crate::guards::GuardedWrite;
+use crate::guards::{GuardedWrite, explain};
 use crate::health::Health;
 use crate::ids::Ids;
 use crate::join_wait::JoinWaits;
@@ -253,10 +253,7 @@ impl Pool {
             let Err(error) = write.await else { return Ok(()) };
             // For a pool that has stopped, the reason is returned rather than the result.
             health.check()?;
-            Err(match guarded {
-                Some(write) => write.explain(error),
-                None => error.into(),
-            })
+            Err(explain(guarded, error))
         })
     }
 

@@ -39,6 +39,7 @@ use crate::births::BlockMode;
 use crate::copies::{Copied, Copies, join};
 use crate::devices::Devices;
 use crate::failures::{Failure, Failures};
+use crate::guards::{GuardedWrite, explain};
 use crate::pins::Pins;
 use crate::{Limits, PoolError, Sabotage};
 
@@ -376,11 +377,13 @@ impl Reader {
         let pin = pins.pin_oldest();
         let good: Bufs = good.into();
         let protect = condition.mode().protect(&self.devices, run, &good);
+        let guarded = GuardedWrite::of(&self.devices, run, &good, &protect);
         let write = self.devices.write(run, good, why, protect);
         let written = finishing(rt, async move { (write.await, pin) });
         let failure = match written.await {
             (Ok(()), _) => Failure::Repaired,
             (Err(error), _) => {
+                let error = explain(guarded, error);
                 tracing::warn!("{run:?} could not be repaired: {error}");
                 Failure::Unrepaired
             }

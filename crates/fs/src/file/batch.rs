@@ -241,6 +241,7 @@ impl WritebackJob {
         match self.send(placed, flying).await {
             Ok(()) => self.install_placed(placed, claims).await,
             Err(error) if error.is_refused_guard() && self.has_tags() => {
+                tracing::warn!("{error}: the data is written again, to other blocks");
                 Box::pin(self.send_elsewhere(claims)).await
             }
             Err(error) => Err(error),

@@ -5,8 +5,8 @@
 //! are next to each other on the device most of the time, so the batches of a group are claimed one
 //! after the other and go out in few requests; each is installed by a transaction of its own.
 //!
-//! If a request fails, each file with blocks in it repeats its part alone: so only files with an
-//! error report one. A file of which blocks changed in memory does not: new guards would vouch for
+//! If a request fails, each file with blocks in it repeats its part alone, to the same blocks
+//! (GUARD-G1): so only files with an error report one. A file of which blocks changed in memory does not: new guards would vouch for
 //! the change.
 
 use std::collections::VecDeque;
@@ -133,6 +133,9 @@ impl Filesystem {
         let mut sent: Vec<Sent> = group.iter().map(|_| Sent::All).collect();
         for (written, run, members) in join_all(writes).await {
             let Err(error) = written else { continue };
+            if error.is_refused_guard() {
+                tracing::warn!("{error}: each file of the request is written again, alone");
+            }
             for (ready, sent) in group[members.clone()].iter().zip(&mut sent[members]) {
                 let blocks = error.changed_blocks().iter();
                 let mut changed = blocks.map(|nth| run.addr.offset(u64::from(*nth)));

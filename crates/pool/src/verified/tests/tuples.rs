@@ -98,6 +98,19 @@ fn a_bad_copy_gets_its_content_and_its_tuple_again() {
     }
 }
 
+/// GUARD-G3.
+#[test]
+fn a_repair_that_changes_on_its_way_is_counted() {
+    let world = Namespaces::new(GUARD);
+    world.devices[0].arm(Purpose::Data, 0, DriveFault::FlipToHost);
+    world.devices[0].arm(Purpose::Data, 0, DriveFault::FlipToDrive);
+    let read = world.read(&[copy(0), copy(1)], GUARD).unwrap();
+    assert_eq!(read[..], content()[..], "a repair that fails is no failure of the read");
+    let counted = [Failure::Unrepaired, Failure::ChangedOnTheWay, Failure::ChangedInMemory]
+        .map(|kind| world.reader.failures().get(IDS[0], kind));
+    assert_eq!(counted, [1, 1, 0]);
+}
+
 #[test]
 fn an_escape_is_a_mismatch_for_the_host_only() {
     for (condition, is_found) in [(GUARD, true), (OFFLOAD, false)] {
