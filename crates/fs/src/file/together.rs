@@ -6,8 +6,8 @@
 //! after the other and go out in few requests; each is installed by a transaction of its own.
 //!
 //! If a request fails, each file with blocks in it repeats its part alone, to the same blocks
-//! (GUARD-G1): so only files with an error report one. A file of which blocks changed in memory does not: new guards would vouch for
-//! the change.
+//! (GUARD-G1): so only files with an error report one. A file of which blocks changed in memory
+//! does not: new guards would vouch for the change.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
