@@ -7,8 +7,9 @@
 //!           says which. Freed space is allocatable two txgs later, so the next content has a
 //!           later birth. Space that was written and is not needed waits as long.
 //!
-//! BIRTH-B1  Place and birth name one content. A written claim that no transaction logs is
-//!           deferred, not free at once. Recovery continues at a txg of which the log has no trace.
+//! BIRTH-B1  Place and birth name one content. A claim of blocks with tags that is dropped, alone
+//!           or with its transaction, is deferred, not free at once. Recovery continues at a txg of
+//!           which the log has no trace.
 //!           A mount writes no block with a tag before a batch of its own is durable: the next
 //!           mount has later births, though this one may be killed before a block is installed.
 //! BIRTH-B2  If a write fails, its claims become free at once: they are promised to its blocks
@@ -57,14 +58,22 @@ impl Births {
     }
 }
 
-/// The mode of blocks whose space has just been claimed. Where the pool's device has no tuples,
+/// The mode of blocks whose space has just been claimed, by `claims`. Where the pool's device has no tuples,
 /// modes that need them fall back to the item.
-pub fn block_mode(pool: &Pool, wanted: ChecksumMode) -> BlockMode {
+pub fn block_mode<'c>(
+    pool: &Pool,
+    wanted: ChecksumMode,
+    claims: impl IntoIterator<Item = &'c mut Claim>,
+) -> BlockMode {
     match wanted {
         ChecksumMode::Item => BlockMode::PLAIN,
         _ => {
             let has_tags = pool.device().protection().is_some() && has_trace(pool);
-            let mode = pool.data.births.mode(pool.open_txg(), wanted, has_tags);
+            let open = pool.open_txg();
+            let mode = pool.data.births.mode(open, wanted, has_tags);
+            if mode.has_tags() {
+                claims.into_iter().for_each(|claim| claim.note_written(open));
+            }
             match pool.sabotaged(Sabotage::NoBirth) {
                 true => BlockMode { birth: 0, ..mode },
                 false => mode,
@@ -88,19 +97,9 @@ fn has_trace(pool: &Pool) -> bool {
     pool.durable_txg().get() > pool.data.births.found.load(Relaxed)
 }
 
-/// Releases a claim that has been written with tags, and is not needed (BIRTH-B1).
-pub fn defer_written(pool: &Pool, claim: Claim) {
-    pool.space.defer(pool.open_txg(), claim);
-}
-
-/// Claims that were written with tags were dropped, since a transaction failed (BIRTH-B2).
-pub fn spoil_birth(pool: &Pool) {
-    pool.data.births.spoil(pool.open_txg());
-}
-
 /// Releases a claim of which the writing has failed; its blocks stay reserved (BIRTH-B2).
 pub fn cancel_written(pool: &Pool, claim: Claim, to: &mut Reservation) {
-    spoil_birth(pool);
+    pool.data.births.spoil(pool.open_txg());
     claim.cancel_into(to);
 }
 

@@ -76,9 +76,7 @@ mod uberblocks;
 mod units;
 mod verified;
 
-pub use births::{
-    BlockMode, birth_of, block_mode, cancel_written, defer_written, leave_trace, spoil_birth,
-};
+pub use births::{BlockMode, birth_of, block_mode, cancel_written, leave_trace};
 pub use clean::{CleanData, CleanStats};
 pub use config::{CreateOptions, Limits, OpenOptions};
 pub use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Tier};

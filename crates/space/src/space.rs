@@ -255,13 +255,6 @@ impl Space {
         run
     }
 
-    /// Releases a claim that has been written: allocatable like the frees of `txg`. Does not wait.
-    pub fn defer(&self, txg: Txg, claim: Claim) {
-        let piece = claim.settle();
-        self.shared.metaslabs[piece.metaslab].defer(txg, piece.first, piece.blocks);
-        self.shared.budget.defer(piece.blocks.into());
-    }
-
     /// Frees a run in the transaction of `txg` that drops the last pointer to it. Not allocatable
     /// before [`Self::release_deferred`] of that txg. Does not wait.
     ///

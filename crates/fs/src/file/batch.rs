@@ -14,10 +14,7 @@ use std::sync::Arc;
 
 use copyhold_format::block_checksum;
 use copyhold_format::item::{ChecksumMode, ExtentState, INLINE_MAX};
-use copyhold_pool::{
-    BlockMode, Claim, LaneClass, Tier, block_mode, cancel_written, defer_written, leave_trace,
-    spoil_birth,
-};
+use copyhold_pool::{BlockMode, Claim, LaneClass, Tier, block_mode, cancel_written, leave_trace};
 use copyhold_runtime::finishing;
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Buf, Bufs, Purpose, Run};
@@ -253,12 +250,7 @@ impl WritebackJob {
         placed: &[Placed],
         claims: &mut VecDeque<Claim>,
     ) -> Result<()> {
-        let result = self.install(Content::Placed(placed, claims)).await;
-        if result.is_err() && self.has_tags() {
-            // Claims of a transaction that failed are free.
-            spoil_birth(&self.fs.pool);
-        }
-        result
+        self.install(Content::Placed(placed, claims)).await
     }
 
     /// Writes to other places, once: the device has refused guards that match the data in memory,
@@ -300,10 +292,10 @@ impl WritebackJob {
     fn claim_again(&mut self, blocks: u64) -> Result<VecDeque<Claim>> {
         let reserved = self.reserved.as_mut().expect("a batch with places has a reservation");
         let class = if self.attach { LaneClass::Sync } else { LaneClass::Data };
-        let claims = self.fs.pool.claim(class, blocks, &mut reserved.space)?;
+        let mut claims = self.fs.pool.claim(class, blocks, &mut reserved.space)?;
         // Recovery verifies attached data by its checksums: fsync stays at one flush.
         if !self.attach {
-            self.mode = block_mode(&self.fs.pool, self.wanted);
+            self.mode = block_mode(&self.fs.pool, self.wanted, &mut claims);
         }
         Ok(claims.into())
     }
@@ -323,7 +315,7 @@ impl WritebackJob {
         for claim in claims {
             match (self.mode.has_tags(), written) {
                 (false, _) => claim.cancel_into(&mut reserved.space),
-                (true, Ok(())) => defer_written(pool, claim),
+                (true, Ok(())) => drop(claim),
                 (true, Err(_)) => cancel_written(pool, claim, &mut reserved.space),
             }
         }

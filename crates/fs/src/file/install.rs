@@ -12,7 +12,7 @@ use std::ops::Range;
 use copyhold_format::item::{
     ChecksumMode, Extent, InodeFlags, InodeItem, encode_truncate, inline_key, truncate_key,
 };
-use copyhold_pool::{Claim, Credit, PoolError, Tier, Transaction, defer_written};
+use copyhold_pool::{Claim, Credit, PoolError, Tier, Transaction};
 use copyhold_types::{BLOCK_BYTES, EpochId, Pointer, Txg};
 use copyhold_volume::{SnapshotGuard, quota};
 use smallvec::SmallVec;
@@ -249,8 +249,6 @@ impl WritebackJob {
             wanted -= taken.run().blocks;
             if keep {
                 tx.allocate(taken);
-            } else if self.has_tags() {
-                defer_written(&self.fs.pool, taken);
             }
         }
     }

@@ -8,8 +8,8 @@ use copyhold_device::{Device, DynDevice, OpenMode};
 use copyhold_format::item::ChecksumMode;
 use copyhold_format::label::{Features, Label};
 use copyhold_pool::{
-    CreateOptions, Failure, LaneClass, OpenOptions, Pool, PoolError, Tier, block_mode,
-    defer_written, leave_trace, read_labels,
+    CreateOptions, Failure, LaneClass, OpenOptions, Pool, PoolError, Tier, Transaction, block_mode,
+    leave_trace, read_labels,
 };
 use copyhold_runtime::Rt;
 use copyhold_types::{Buf, DeviceId, Purpose};
@@ -206,14 +206,38 @@ fn a_write_that_changed_on_its_way_is_refused_and_counted() {
         for (fault, refused) in [(None, 0), (Some(DriveFault::FlipToDrive), 1)] {
             let mut reserved = pool.reserve(4, Tier::Write).await.unwrap();
             let claim = pool.claim(LaneClass::Data, 4, &mut reserved).unwrap().remove(0);
-            let mode = block_mode(&pool, ChecksumMode::Guard);
+            let mut claims = [claim];
+            let mode = block_mode(&pool, ChecksumMode::Guard, &mut claims);
+            let [claim] = claims;
             assert!(mode.has_tags());
             fault.into_iter().for_each(|fault| world.device.arm(Purpose::Data, 0, fault));
             let data = Buf::from_bytes(&[7; 4 * 4096]).into();
             let written = pool.write(claim.run(), data, Purpose::Data, mode).await;
             assert_eq!(written.is_err_and(|error| error.is_refused_guard()), refused == 1);
             assert_eq!(counted(), [refused, 0]);
-            defer_written(&pool, claim);
+            drop(claim);
+        }
+    });
+}
+
+/// BIRTH-B1: the next content of the place has another birth.
+#[test]
+fn a_transaction_that_fails_leaves_its_blocks_with_tags_to_a_later_birth() {
+    let world = World::new("4096+16:64b");
+    let rt: Rt = world.machine.rt.clone();
+    world.machine.rt.block_on(async {
+        let device: DynDevice = world.device.clone();
+        let pool = Pool::open(rt, device, OpenOptions::default()).await.unwrap();
+        leave_trace(&pool, ChecksumMode::Guard).await.unwrap();
+        let before = pool.space();
+        for (mode, deferred) in [(ChecksumMode::Item, 0), (ChecksumMode::Guard, 4)] {
+            let mut reserved = pool.reserve(4, Tier::Write).await.unwrap();
+            let mut claims = pool.claim(LaneClass::Data, 4, &mut reserved).unwrap();
+            block_mode(&pool, mode, &mut claims);
+            let mut failed = Transaction::new();
+            claims.into_iter().for_each(|claim| failed.allocate(claim));
+            drop((failed, reserved));
+            assert_eq!(pool.space().freeing - before.freeing, deferred, "{mode:?}");
         }
     });
 }

@@ -230,10 +230,15 @@ impl World {
 
     /// Releases a claim like the frees of the open txg, but nothing of it is logged.
     pub(crate) fn defer(&mut self, at: usize) {
-        let claim = self.claims.swap_remove(at);
+        let mut claim = self.claims.swap_remove(at);
         let txg = self.open;
         self.change(claim.run(), |block| block == Block::Claimed, Block::Deferred(txg));
-        self.space.defer(txg, claim);
+        claim.note_written(txg);
+        // Each part of a written claim is one.
+        match claim.run().blocks {
+            0 | 1 => drop(claim),
+            blocks => drop(claim.split(blocks / 2)),
+        }
     }
 
     pub(crate) fn split(&mut self, at: usize, blocks: u32) {
