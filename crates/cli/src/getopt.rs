@@ -108,6 +108,7 @@ mod tests {
         assert!(read(&["--offset", "pool"]).is_err());
         assert!(read(&["--force=yes", "pool"]).is_err());
     }
+
     #[test]
     fn the_value_of_a_long_name_is_joined_or_apart() {
         let read = |arguments: &[&str]| {

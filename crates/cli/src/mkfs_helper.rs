@@ -1,4 +1,4 @@
-//! `mkfs.copyhold [-qvfF] [--force] [-L LABEL] [--pi FORMAT] POOL [SIZE]`, as mkfs(8) and test
+//! `mkfs.copyhold [-qvfF] [--force] [-L LABEL] [-P|--pi FORMAT] POOL [SIZE]`, as mkfs(8) and test
 //! suites call it.
 //!
 //! It refuses what `copyhold create` refuses. `-f` of mkfs.xfs and mkfs.btrfs, `-F` of mkfs.ext4
@@ -35,7 +35,7 @@ fn make(arguments: Vec<OsString>) -> Result<(), Failure> {
         [pool, size] => (pool, Some(size)),
         _ => {
             return Err(Failure::usage(
-                "usage: mkfs.copyhold [-qvfF] [--force] [-L LABEL] [--pi FORMAT] POOL [SIZE]",
+                "usage: mkfs.copyhold [-qvfF] [--force] [-L LABEL] [-P|--pi FORMAT] POOL [SIZE]",
             ));
         }
     };

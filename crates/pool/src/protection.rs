@@ -10,7 +10,7 @@
 //!
 //! NEEDS-P1  A pool whose label names a namespace is read and written only on a device that has
 //!           the same format and identity. A label without an identity was written on a drive that
-//!           gave none, and says nothing of it.
+//!           gives none, so the device must not have one either: an emulated namespace always has.
 //! NEEDS-P2  The label names it before the pool writes anything else to such a device (OPEN-O1,
 //!           FEATURE-F1).
 
@@ -86,8 +86,7 @@ fn problem(
     if found != format {
         return Err(ProtectionProblem::OtherFormat { needed: format, found });
     }
-    let is_known = needed.identity != [0; 16];
-    match !is_known || device.identity().unwrap_or_default() == needed.identity {
+    match device.identity().unwrap_or_default() == needed.identity {
         true => Ok(()),
         false => Err(ProtectionProblem::OtherIdentity { format }),
     }

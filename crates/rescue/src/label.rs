@@ -58,6 +58,16 @@ impl Label {
         [0, self.blocks - AREA]
     }
 
+    /// The good copies of the pool's label: their places and bytes.
+    pub(crate) fn copies(&self, source: &dyn Source) -> Vec<(u64, Vec<u8>)> {
+        let copy = |at| {
+            let block = read(source, at, 1).ok()?;
+            let label = Label::parse(&block).ok()?;
+            (label.pool == self.pool).then_some((at, block))
+        };
+        self.areas().into_iter().filter_map(copy).collect()
+    }
+
     fn parse(block: &[u8]) -> Parse<Label> {
         let mut bytes = Bytes(block);
         bytes.magic(b"COPYHOLD")?;

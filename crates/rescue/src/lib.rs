@@ -20,9 +20,10 @@
 //!            device.
 //! RESCUE-S2  Memory is for the edits of the log, a bounded cache of nodes, and what a caller
 //!            keeps; never for as much as a pool holds.
-//! RESCUE-S3  No byte is given that does not match its checksum, be that in an item or in a tuple
-//!            beside the block. If the tuples of a pool that uses them cannot be found,
-//!            [`Pool::damage`] is not empty.
+//! RESCUE-S3  No byte is given that does not match its checksum in an item, or in a tuple beside
+//!            the block, where tuples are found. If those of a pool that uses them are not found,
+//!            [`Pool::damage`] is not empty, and data with checksums there is given unverified.
+//!            Data of the mode `none` has no checksum.
 //! RESCUE-S4  A loss is reported with its place. If [`Pool::damage`] is not empty, files may also
 //!            be older than reported.
 

@@ -4,11 +4,11 @@
 //! A pool may have the checksums of data there. The tuples are in the file or disk itself, behind
 //! the data and as the header in its last blocks says; or the source gives the metadata of a drive.
 //! Without a readable header the place of the tuples follows from the label and the size, and is
-//! believed if the label's own tuple is there.
+//! believed if each good label has its own tuple there.
 
 use crate::damage::{Damage, demand};
 use crate::label::Label;
-use crate::namespace::{Format, Header, Maker, Named};
+use crate::namespace::{Format, Header, Maker};
 use crate::source::{BLOCK, Source, read};
 
 /// The tuples of a device.
@@ -31,33 +31,28 @@ impl Tuples {
     pub(crate) fn find(source: &dyn Source, label: &Label) -> Option<Tuples> {
         let named = label.protection?;
         let format = Format::parse(named.0).ok()?;
-        // A label without an identity is of a drive that gave none.
-        let is_named =
-            |given: Named| given.0 == named.0 && (named.1 == [0; 16] || given.1 == named.1);
         if let Some(given) = source.protection() {
-            return is_named(given).then_some(Tuples { format, place: Place::Apart });
+            return (given == named).then_some(Tuples { format, place: Place::Apart });
         }
         if let Some(header) = Header::find(source) {
-            let is_same = is_named((header.format, header.identity));
+            let is_same = named == (header.format, header.identity);
             return is_same.then_some(Tuples { format, place: Place::Behind(header.data_blocks) });
         }
         let data_blocks = format.room(source.blocks())?;
         let found = Tuples { format, place: Place::Behind(data_blocks) };
-        (data_blocks >= label.blocks && found.are_of_labels(source, label)).then_some(found)
+        (data_blocks >= label.blocks && found.are_of(source, &label.copies(source)))
+            .then_some(found)
     }
 
-    /// Whether one of the labels has its tuple there.
-    fn are_of_labels(&self, source: &dyn Source, label: &Label) -> bool {
-        label.areas().into_iter().any(|at| {
-            let block = read(source, at, 1);
-            block.is_ok_and(|block| self.have(source, at, &block) == Ok(true))
-        })
-    }
-
-    /// Whether this block of 4 KiB, without a birth, has its tuples.
-    fn have(&self, source: &dyn Source, at: u64, block: &[u8]) -> Result<bool, Damage> {
-        let metadata = self.metadata(source, at, 1)?;
-        Ok(self.format.fits(at, None, Maker::Device, block, &metadata))
+    /// Whether each of these blocks of 4 KiB, which have no birth, has its tuples there, and there
+    /// are some. One tuple may be where it is by chance: of a copy, or of an older namespace.
+    fn are_of(&self, source: &dyn Source, blocks: &[(u64, Vec<u8>)]) -> bool {
+        let has_tuples = |(at, block): &(u64, Vec<u8>)| {
+            let metadata = self.metadata(source, *at, 1);
+            metadata
+                .is_ok_and(|metadata| self.format.fits(*at, None, Maker::Device, block, &metadata))
+        };
+        !blocks.is_empty() && blocks.iter().all(has_tuples)
     }
 
     /// Which of the blocks from `at` on have the content that was written at `birth`.
@@ -102,5 +97,53 @@ impl Tuples {
             next += count;
         }
         Ok(metadata)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    const FORMAT: [u8; 8] = [0, 16, 16, 64, 2, 1, 0, 0];
+    /// The guard of 4096 zeros.
+    const OF_ZEROS: u64 = 0x6482_d367_eb22_b64e;
+
+    /// Zeros, whose tuples are apart; those of the block `other` are of another place.
+    struct Zeros {
+        other: Option<u64>,
+    }
+
+    impl Source for Zeros {
+        fn blocks(&self) -> u64 {
+            100
+        }
+
+        fn read(&self, _: u64, bytes: &mut [u8]) -> io::Result<()> {
+            bytes.fill(0);
+            Ok(())
+        }
+
+        fn read_metadata(&self, block: u64, metadata: &mut [u8]) -> io::Result<()> {
+            let place = if self.other == Some(block) { block + 1 } else { block };
+            metadata[..8].copy_from_slice(&OF_ZEROS.to_be_bytes());
+            metadata[8..10].fill(0);
+            metadata[10..].copy_from_slice(&place.to_be_bytes()[2..]);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn tuples_are_found_where_every_good_label_has_its_own() {
+        let tuples = Tuples { format: Format::parse(FORMAT).unwrap(), place: Place::Apart };
+        let found = |other, labels: &[u64]| {
+            let labels: Vec<_> = labels.iter().map(|at| (*at, vec![0; BLOCK])).collect();
+            tuples.are_of(&Zeros { other }, &labels)
+        };
+        assert!(found(None, &[0, 36]) && found(Some(36), &[0]));
+        assert!(!found(Some(36), &[0, 36]), "the second label has the tuple of another block");
+        assert!(!found(Some(0), &[0, 36]), "the first label has the tuple of another block");
+        assert!(!found(None, &[]), "no label shows the place");
     }
 }

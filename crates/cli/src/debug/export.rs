@@ -35,6 +35,11 @@ use sink::{Item, Problem, Sink, shown};
 /// with 3 if anything was lost, or if the log or the tables are damaged, so that files may be old;
 /// else with 1 if something was not restored.
 ///
+/// Data is verified by the checksums in its extents (mode `item`), or by the tuples beside its
+/// blocks (modes `guard` and `offload`; of an NVMe namespace, by /dev/ngXnY only). Where no tuples
+/// are found, a `damaged` line says so, and such data is copied unverified. A block whose tuple
+/// cannot be read is `lost`. Data of the mode `none` is never verified.
+///
 /// Subvolumes are copied to the paths of their entries; one whose entry is lost is `subvolume-ID`.
 /// Owners, device files and attributes need root. The file flags of chattr are not restored.
 /// With --json each line is an object, the last one the summary.

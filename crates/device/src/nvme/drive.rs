@@ -33,6 +33,8 @@ const TOO_LONG: u16 = 0x183;
 /// The read that shows whether metadata can be transferred.
 const FIRST_BLOCK: Request =
     Request { block: 0, blocks: 1, why: Purpose::Label, access: Access::Read };
+/// The bytes of that read's buffer before it. Only by chance is metadata a run of this byte.
+const UNTOUCHED: u8 = 0xa5;
 /// The bits of an answer that are its status.
 const CODE: u16 = 0x7ff;
 
@@ -64,42 +66,34 @@ impl Drive {
         name: &str,
     ) -> Result<Drive, DeviceError> {
         let page = |what, of| page(&*commands, name, what, of);
-        let wanted = |what, of| page(what, of)?.map_err(|code| refused_page(name, code));
-        let controller = wanted(1, 0)?;
-        let described = wanted(0, namespace)?;
+        let controller = page(1, 0)?;
+        let described = page(0, namespace)?;
         let extended = match has_wide_guards(&controller) {
-            true => Some(wanted(5, namespace)?),
+            true => Some(page(5, namespace)?),
             false => None,
         };
         let (controller, described) = (&controller, &described);
         let pages = Pages { controller, namespace: described, extended: extended.as_ref() };
         let mut identity = Identity::parse(&pages).map_err(|problem| unusable(name, problem))?;
         identity.limit_blocks(most_blocks);
-        if identity.unique.is_none() {
-            match page(3, namespace)? {
-                Ok(list) => identity.find_unique_in(&list),
-                // Drives before NVMe 1.3 have no such list. Another refusal may pass: without the
-                // number, the pool would look like one of another namespace.
-                Err(code) if matches!(code & CODE, 0x001 | 0x002) => {}
-                Err(code) => return Err(refused_page(name, code)),
-            }
-        }
         let can_discard = AtomicBool::new(identity.can_discard);
         let discarded_blocks = AtomicU64::new(DISCARDED_BLOCKS);
         let name = name.into();
         Ok(Drive { commands, namespace, identity, name, can_discard, discarded_blocks })
     }
 
-    /// Whether metadata can be transferred at all: reads those of the first block. A block that
-    /// cannot be read, or was deallocated, proves nothing.
+    /// Whether metadata can be transferred at all: reads those of the first block. Drive and kernel
+    /// refuse the transfer by three answers, or leave the buffer as it is. Any other failure is of
+    /// the block, and a pool has a second label.
     pub(super) fn probe(&self) -> Result<(), DeviceError> {
-        let mut metadata = vec![0; self.format().entry_bytes()];
-        match self.read_metadata_part(FIRST_BLOCK, &mut metadata) {
-            Ok(()) | Err(Failure::Refused(Status::UnrecoveredRead | Status::Deallocated)) => Ok(()),
-            Err(failure) => {
-                Err(unusable(&self.name, IdentifyProblem::NoTransfer(failure.io_error())))
-            }
-        }
+        let untouched = vec![UNTOUCHED; self.format().entry_bytes()];
+        let mut metadata = untouched.clone();
+        let source = match self.read_metadata_part(FIRST_BLOCK, &mut metadata) {
+            Ok(()) if metadata == untouched => IoError(libc::ENODATA),
+            Err(failure) if failure.is_of_transfer() => failure.io_error(),
+            Ok(()) | Err(_) => return Ok(()),
+        };
+        Err(unusable(&self.name, IdentifyProblem::NoTransfer(source)))
     }
 
     /// The metadata of blocks, of which nothing is compared.
@@ -124,6 +118,7 @@ impl Drive {
         let command = Command { by_device: false, checks: Checks::NONE, tags };
         let (mut data, mut space) = (Buf::zeroed(part.blocks as usize), Buf::zeroed(1));
         let read = &mut space.make_mut()[..metadata.len()];
+        read.copy_from_slice(metadata);
         let fields = Fields::read(self.namespace, self.range(part), format, &command);
         let transfer = Transfer::ToHost { data: data.make_mut(), metadata: read };
         self.execute(&fields, transfer)?;
@@ -316,6 +311,12 @@ impl Drive {
 }
 
 impl Failure {
+    /// Whether drive or kernel does not know the command with metadata.
+    fn is_of_transfer(&self) -> bool {
+        let is_unknown = matches!(self, Failure::Refused(Status::InvalidField));
+        is_unknown || matches!(self.io_error().0, libc::EINVAL | libc::EOPNOTSUPP)
+    }
+
     /// For requests without protection.
     fn io_error(&self) -> IoError {
         match self {
@@ -326,28 +327,22 @@ impl Failure {
     }
 }
 
-/// A page of Identify, or the status of a drive that refuses it.
+/// A page of Identify.
 fn page(
     commands: &dyn Commands,
     name: &str,
     what: u8,
     of: u32,
-) -> Result<Result<[u8; PAGE_BYTES], u16>, DeviceError> {
+) -> Result<[u8; PAGE_BYTES], DeviceError> {
     let mut page = [0; PAGE_BYTES];
     let fields = Fields::identify(of, what, 0);
     let transfer = Transfer::ToHost { data: &mut page, metadata: &mut [] };
-    match repeat::execute(commands, Queue::Admin, &fields, transfer) {
-        Ok(0) => Ok(Ok(page)),
-        Ok(code) => Ok(Err(code)),
-        Err(error) => {
-            let source = IoError(error.raw_os_error().unwrap_or(libc::EIO));
-            Err(DeviceError::Open { name: name.into(), source })
-        }
-    }
-}
-
-fn refused_page(name: &str, code: u16) -> DeviceError {
-    DeviceError::Open { name: name.into(), source: IoError(errno_of(code)) }
+    let errno = match repeat::execute(commands, Queue::Admin, &fields, transfer) {
+        Ok(0) => return Ok(page),
+        Ok(code) => errno_of(code),
+        Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
+    };
+    Err(DeviceError::Open { name: name.into(), source: IoError(errno) })
 }
 
 pub(super) fn unusable(name: &str, problem: IdentifyProblem) -> DeviceError {

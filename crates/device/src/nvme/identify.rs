@@ -154,12 +154,6 @@ impl Identity {
         })
     }
 
-    /// Takes the number of the namespace from its list of descriptors (CNS 03h), if it has none so
-    /// far.
-    pub fn find_unique_in(&mut self, list: &[u8; PAGE_BYTES]) {
-        self.unique = self.unique.or_else(|| unique::of_list(list));
-    }
-
     /// Refuses a namespace that cannot be written now.
     pub fn expect_writable(&self) -> Result<(), IdentifyProblem> {
         match self.is_write_protected {

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::command::{Commands, Fields, Queue, Transfer};
-use super::identify::PAGE_BYTES;
 use super::identify::tests::Drawn;
 use crate::pi::{Checks, Command, Format, Refusal, Status, Tags};
 
@@ -38,6 +37,10 @@ pub(super) struct State {
     pub(super) commands: Vec<Fields>,
     /// The answer to the next command.
     pub(super) answer: Option<u16>,
+    /// The errno by which the kernel refuses the next command.
+    pub(super) errno: Option<i32>,
+    /// Whether reads leave the buffer of metadata as it is.
+    pub(super) transfers_no_metadata: bool,
 }
 
 impl Model {
@@ -53,6 +56,8 @@ impl Model {
             most_deallocated: usize::MAX,
             commands: Vec::new(),
             answer: None,
+            errno: None,
+            transfers_no_metadata: false,
         };
         let most_bytes = if limit == 0 { usize::MAX } else { 4096 << limit };
         Arc::new(Model { pages, format, most_bytes, state: Mutex::new(state) })
@@ -63,7 +68,6 @@ impl Model {
         let page = match fields.high[0] {
             0 => &self.pages.namespace,
             1 => &self.pages.controller,
-            3 if self.pages.list != [0; PAGE_BYTES] => &self.pages.list,
             5 => &self.pages.extended,
             _ => return Status::InvalidField.code(),
         };
@@ -113,7 +117,9 @@ impl Model {
                 let answer = command.read(format, first, stored, beside);
                 if answer.is_ok() {
                     data.copy_from_slice(stored);
-                    metadata.copy_from_slice(&beside[..wanted]);
+                    if !state.transfers_no_metadata {
+                        metadata.copy_from_slice(&beside[..wanted]);
+                    }
                 }
                 answer
             }
@@ -157,6 +163,9 @@ impl Commands for Arc<Model> {
         }
         let mut state = self.state.lock();
         state.commands.push(*fields);
+        if let Some(errno) = state.errno.take() {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
         if let Some(answer) = state.answer.take() {
             return Ok(answer);
         }

@@ -6,7 +6,7 @@ use copyhold_device::pi::{self, DriveFault, Emulated, Format};
 use copyhold_device::sim::{Fault, Lasting, SimImage, Trigger, make_namespace};
 use copyhold_device::{Device, DynDevice, OpenMode};
 use copyhold_format::item::ChecksumMode;
-use copyhold_format::label::{Features, Label};
+use copyhold_format::label::{Features, Label, NeededNamespace};
 use copyhold_pool::{
     CreateOptions, Failure, LaneClass, OpenOptions, Pool, PoolError, Tier, Transaction, block_mode,
     leave_trace, read_labels,
@@ -141,6 +141,24 @@ fn a_pool_is_refused_on_a_namespace_that_was_made_anew() {
     }
 }
 
+/// The image with this label at both ends; the tuples stay.
+fn labelled(mut image: SimImage, label: &Label) -> SimImage {
+    let bytes: [u8; 4096] = label.encode().try_into().unwrap();
+    for at in Label::areas(label.blocks) {
+        image.corrupt(at, |block| *block = bytes);
+    }
+    image
+}
+
+#[test]
+fn a_label_of_a_drive_without_an_identity_is_refused_on_a_namespace_that_has_one() {
+    let world = World::new("4096+16:64b");
+    let needed = world.label.namespace.map(|it| NeededNamespace { identity: [0; 16], ..it });
+    let label = Label { namespace: needed, ..world.label.clone() };
+    let refused = refusal(&labelled(world.machine.disk.image(), &label));
+    assert!(refused.contains("the blocks are a copy on another device"), "NEEDS-P1: {refused}");
+}
+
 #[test]
 fn bad_blocks_at_the_end_of_a_plain_pool_do_not_keep_it_closed() {
     let (machine, pool) = Machine::new_pool(1 << 20);
@@ -157,14 +175,10 @@ fn bad_blocks_at_the_end_of_a_plain_pool_do_not_keep_it_closed() {
 #[test]
 fn a_label_names_the_protection_from_the_first_mount_that_may_write() {
     let world = World::new("4096+16:64b");
-    let mut image = world.machine.disk.image();
     let incompat = Features::FRAGMENTS;
     let features = Features { incompat, ..world.label.features };
     let old = Label { features, namespace: None, ..world.label.clone() };
-    let bytes: [u8; 4096] = old.encode().try_into().unwrap();
-    for at in Label::areas(old.blocks) {
-        image.corrupt(at, |block| *block = bytes);
-    }
+    let image = labelled(world.machine.disk.image(), &old);
     let mut writes = 0;
     loop {
         let machine = Machine::on(&image);

@@ -7,7 +7,6 @@ use copyhold_types::{DeviceId, Purpose};
 use proptest::prelude::*;
 
 use super::super::identify::MOST_BLOCKS;
-use super::super::identify::tests::Drawn;
 use super::super::model::Model;
 use super::*;
 use crate::pi::{Emulated, Guards, Kind, Type, formats};
@@ -449,38 +448,37 @@ fn a_drive_that_lies_is_not_opened() {
 }
 
 #[test]
-fn a_namespace_without_a_number_of_its_own_has_that_of_its_list() {
-    let number = |change: fn(&mut Drawn)| {
-        let mut model = Model::new("4096+16:64b".parse().unwrap(), BLOCKS, 7);
-        change(&mut Arc::get_mut(&mut model).unwrap().pages);
-        drive_of(&model).identity().unique
-    };
-    let list = |drawn: &mut Drawn| {
-        drawn.list[..2].copy_from_slice(&[3, 16]);
-        drawn.list[4..20].fill(7);
-    };
-    assert_eq!(number(|_| {}), None, "a drive without a list");
-    assert_eq!(number(list), Some([7; 16]));
-    let both = number(|drawn| {
-        drawn.list[..2].copy_from_slice(&[3, 16]);
-        drawn.list[4..20].fill(7);
-        drawn.namespace[104..120].fill(9);
-    });
-    assert_eq!(both, Some([9; 16]), "NVMEUID-U1");
-}
-
-#[test]
 fn a_namespace_whose_metadata_cannot_be_transferred_is_refused_before_it_is_written() {
     for format in ["4096+8:16b", "4096+64:64b:type3", "512+16:32b:first"] {
         let (model, drive) = drive(format, 0);
         drive.probe().unwrap();
-        model.state.lock().unreadable.insert(0);
-        drive.probe().expect("a label that is damaged is no reason");
-        model.state.lock().answer = Some(0x4002);
-        let refused = drive.probe().unwrap_err().to_string();
-        assert!(refused.contains("no metadata can be read"), "{refused}");
+        let refused = || drive.probe().unwrap_err().to_string();
+        let expect = |said: String| assert!(said.contains("no metadata can be read"), "{said}");
+        for answer in [0x4001, 0x4002] {
+            model.state.lock().answer = Some(answer);
+            expect(refused());
+        }
+        for errno in [libc::EINVAL, libc::EOPNOTSUPP] {
+            model.state.lock().errno = Some(errno);
+            expect(refused());
+        }
+        model.state.lock().transfers_no_metadata = true;
+        expect(refused());
         let commands = &model.state.lock().commands;
         assert!(commands.iter().all(|command| command.opcode == 0x02), "{commands:?}");
+    }
+}
+
+#[test]
+fn a_first_block_that_cannot_be_read_is_no_reason_to_refuse_a_namespace() {
+    let (model, drive) = drive("4096+16:64b", 0);
+    for answer in [0x004, 0x006, 0x280, 0x281, 0x282, 0x284, 0x287] {
+        model.state.lock().answer = Some(answer);
+        drive.probe().unwrap();
+    }
+    for errno in [libc::EIO, libc::ENODATA, libc::EILSEQ, libc::ETIMEDOUT] {
+        model.state.lock().errno = Some(errno);
+        drive.probe().unwrap();
     }
 }
 

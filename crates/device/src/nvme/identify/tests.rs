@@ -13,15 +13,13 @@ pub(crate) struct Drawn {
     pub(crate) controller: [u8; PAGE_BYTES],
     pub(crate) namespace: [u8; PAGE_BYTES],
     pub(crate) extended: [u8; PAGE_BYTES],
-    /// Descriptors of the namespace; zeros if the drive has no such page.
-    pub(crate) list: [u8; PAGE_BYTES],
 }
 
 impl Drawn {
     /// A drive whose namespace has `blocks` of its blocks in this format.
     pub(crate) fn new(format: &Format, blocks: u64) -> Drawn {
         let zeros = [0; PAGE_BYTES];
-        let mut drawn = Drawn { controller: zeros, namespace: zeros, extended: zeros, list: zeros };
+        let mut drawn = Drawn { controller: zeros, namespace: zeros, extended: zeros };
         drawn.controller[97] = 1 << 7; // Bit 15 of the attributes.
         drawn.controller[77] = 7;
         drawn.controller[520] = 1 << 2;
@@ -214,5 +212,5 @@ fn a_namespace_has_its_longer_number_or_its_shorter_one_or_none() {
     );
     drawn.namespace[119] = 9;
     let unique = drawn.parse().unwrap().unique.unwrap();
-    assert_eq!((unique[14], unique[15]), (0, 9));
+    assert_eq!((unique[14], unique[15]), (0, 9), "NVMEUID-U1");
 }
