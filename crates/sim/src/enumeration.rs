@@ -35,6 +35,7 @@ use self::stage::{SEED, Stage};
 use self::tape::{Moment, Pace};
 use self::workload::Family;
 use crate::Sabotage;
+use crate::fs_level::modes::{self, ByMode};
 use crate::fs_level::second_opinion;
 use crate::fs_level::usage::Shown;
 use crate::fs_level::verify;
@@ -72,6 +73,8 @@ pub struct Tally {
     pub states: u64,
     /// States that had been recovered before.
     pub repeated: u64,
+    /// Extents that recoveries have found and the stage did not have, by their checksum mode.
+    pub by_mode: ByMode,
     pub failures: Vec<String>,
 }
 
@@ -160,9 +163,14 @@ fn look_at(
             tally.states += 1;
             let image = state.image(&stage.image);
             let recovered = catch_unwind(AssertUnwindSafe(|| recover(stage, moment, image)));
-            if let Err(panic) = recovered {
-                let why = reason(&*panic);
-                return Some(format!("crash at moment {nth} of {count}, writes {choice}: {why}"));
+            match recovered {
+                Ok(found) => modes::add(&mut tally.by_mode, &found),
+                Err(panic) => {
+                    let why = reason(&*panic);
+                    return Some(format!(
+                        "crash at moment {nth} of {count}, writes {choice}: {why}"
+                    ));
+                }
             }
         }
     }
@@ -181,7 +189,8 @@ fn states(stage: &Stage, moment: &Moment) -> impl Iterator<Item = (crash::Choice
 }
 
 /// The image is sound, can be mounted, holds what it must, can be used, and is sound afterwards.
-fn recover(stage: &Stage, moment: &Moment, image: SimImage) {
+/// Counts the extents that are new.
+fn recover(stage: &Stage, moment: &Moment, image: SimImage) -> ByMode {
     check(SEED, &image, false);
     let machine = Machine::on(SEED, image.clone());
     let opened = machine.run(async {
@@ -198,11 +207,12 @@ fn recover(stage: &Stage, moment: &Moment, image: SimImage) {
     let mut world = moment.world.clone();
     verify::settle(&mut world, &names, &shown);
     let checked = machine.run(verify::check_extents(&fs, &world)).expect("the power is on");
-    checked.unwrap_or_else(|error| panic!("its extents: {error}"));
+    let found = checked.unwrap_or_else(|error| panic!("its extents: {error}"));
     let used = machine.run(use_it(&fs)).expect("the power is on");
     used.unwrap_or_else(|error| panic!("it cannot be used: {error}"));
     drop(fs);
     check(SEED, &machine.rest(), false);
+    modes::count_by_mode(found.iter().filter(|extent| stage.is_new(extent)))
 }
 
 async fn use_it(fs: &Arc<Filesystem>) -> Result<(), FsError> {

@@ -35,6 +35,7 @@ use copyhold_fs::{Caller, Filesystem, FsError, Options};
 use copyhold_pool::{CreateOptions, Limits, OpenOptions, Pool, Sabotage};
 
 use crate::Machine;
+use crate::fs_level::modes::{self, ByMode};
 use crate::machine::blank;
 use model::Model;
 use script::Player;
@@ -127,6 +128,7 @@ pub struct Faults {
     model: Model,
     requests: [u64; Kind::ALL.len()],
     broken: Option<Sabotage>,
+    by_mode: ByMode,
 }
 
 impl Faults {
@@ -149,14 +151,21 @@ impl Faults {
     fn of_engine(protection: Option<Format>, broken: Option<Sabotage>) -> Faults {
         let (image, model) = prepare(protection);
         let requests = [0; Kind::ALL.len()];
-        let mut faults = Faults { image, model, requests, broken };
+        let by_mode = ByMode::default();
+        let mut faults = Faults { image, model, requests, broken, by_mode };
         // Opening a namespace takes requests, which are before all faults.
         let before = Machine::on(SEED, faults.image.clone()).disk.counters().snapshot();
-        let (machine, fate) = faults.run(None);
+        let (machine, fate, by_mode) = faults.run(None);
         assert_eq!(fate, Fate::Unseen, "nothing has failed");
         let seen = machine.disk.counters().snapshot();
         faults.requests = Kind::ALL.map(|kind| kind.count(&seen) - kind.count(&before));
+        faults.by_mode = by_mode;
         faults
+    }
+
+    /// Extents that crashes of a play without a fault leave, by their checksum mode.
+    pub fn by_mode(&self) -> ByMode {
+        self.by_mode
     }
 
     /// How many requests of a kind there are.
@@ -185,7 +194,7 @@ impl Faults {
         })
     }
 
-    fn run(&self, point: Option<Point>) -> (Machine, Fate) {
+    fn run(&self, point: Option<Point>) -> (Machine, Fate, ByMode) {
         let machine = Machine::on(SEED, self.image.clone());
         if let Some(Point { kind, nth, for_good }) = point {
             let trigger = match kind {
@@ -202,12 +211,13 @@ impl Faults {
         let mut model = self.model.clone();
         let fate =
             machine.run(live(&machine, &mut model, point, self.broken)).expect("the power is on");
+        let mut by_mode = ByMode::default();
         for seed in 0..CRASHES {
             let image = machine.crash(seed);
             check(&image);
-            verify(image, &model);
+            modes::add(&mut by_mode, &verify(image, &model));
         }
-        (machine, fate)
+        (machine, fate, by_mode)
     }
 }
 
@@ -289,17 +299,18 @@ fn prepare(protection: Option<Format>) -> (SimImage, Model) {
     (machine.crash(0), model)
 }
 
-/// After a crash the device works, and all that must be there is.
-fn verify(image: SimImage, model: &Model) {
+/// After a crash the device works, and all that must be there is. Counts the extents.
+fn verify(image: SimImage, model: &Model) -> ByMode {
     let machine = Machine::on(SEED, image);
     let verified = async {
         let fs = open(&machine, None)
             .await
             .unwrap_or_else(|error| panic!("FAULTS-V4: not recovered: {error}"));
-        script::verify(&fs, model).await;
+        let by_mode = script::verify(&fs, model).await;
         fs.close().await.unwrap_or_else(|error| panic!("FAULTS-V4: after recovery: {error}"));
+        by_mode
     };
-    machine.run(verified).expect("the power is on");
+    machine.run(verified).expect("the power is on")
 }
 
 /// Recovery rewrites the rest of a copy that could not be written.

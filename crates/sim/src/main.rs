@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use copyhold_device::pi::{Format, FormatError};
 use copyhold_format::item::ChecksumMode;
 use copyhold_sim::faults::{Fate, Faults, Kind, Point};
+use copyhold_sim::fs_level::modes::ByMode;
 use copyhold_sim::{Enumeration, Level, Outcome, Plan, Sabotage, Tally, Weather};
 
 const USAGE: &str = "\
@@ -38,6 +39,16 @@ or a short workload, with each of its requests to the device failing in turn:
 
 --pi FORMAT goes with all of them.
 ";
+
+const HISTORIES: &[&str] =
+    &["--seeds", "--start", "--level", "--seed", "--weather", "--break", "--pi", "--modes"];
+
+/// The arguments that each other kind of run heeds, the first of which asks for it.
+const OTHERS: [&[&str]; 3] = [
+    &["--enumerate", "--part", "--mode", "--break", "--pi"],
+    &["--fault", "--pi"],
+    &["--faults", "--pi"],
+];
 
 struct Args {
     seeds: u64,
@@ -146,7 +157,7 @@ fn enumerate(plan: &Enumeration) -> ExitCode {
             eprintln!("{done} of {all} families, {} states, {failures} failed", tally.states);
         }
     });
-    let Tally { families, workloads, moments, states, repeated, failures, .. } = tally;
+    let Tally { families, workloads, moments, states, repeated, failures, by_mode, .. } = tally;
     let (length, (part, parts)) = (plan.length, plan.part);
     println!(
         "length {length}, part {part} of {parts}: {workloads} workloads in {families} families, \
@@ -155,7 +166,13 @@ fn enumerate(plan: &Enumeration) -> ExitCode {
         failures.len(),
         begin.elapsed().as_secs_f64(),
     );
+    println!("new extents found: {}", told_by_mode(&by_mode));
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn told_by_mode(by_mode: &ByMode) -> String {
+    let each = ChecksumMode::ALL.iter().zip(by_mode);
+    each.map(|(mode, count)| format!("{count} {mode}")).collect::<Vec<_>>().join(", ")
 }
 
 fn faults_on(protection: Option<Format>) -> Faults {
@@ -203,6 +220,7 @@ fn play_faults(faults: &Faults) -> ExitCode {
     }
     let points = faults.points().count();
     let seconds = begin.elapsed().as_secs_f64();
+    println!("extents without a fault: {}", told_by_mode(&faults.by_mode()));
     println!("faults: {points} in {seconds:.1} s, each with 2 crashes, {failed} failed");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -228,6 +246,7 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
         fault: None,
     };
     let mut args = args;
+    let mut given = Vec::new();
     while let Some(name) = args.next() {
         let mut value = || args.next().ok_or_else(|| format!("{name} wants a value"));
         let number = |text: String| text.parse().map_err(|_| format!("{text} is no number"));
@@ -261,8 +280,20 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
             "--fault" => parsed.fault = Some(value()?.parse()?),
             _ => return Err(format!("unknown argument {name}")),
         }
+        given.push(name);
     }
+    refuse_unheeded(&given)?;
     Ok(parsed)
+}
+
+/// A run without what an argument asks for would look like one with it.
+fn refuse_unheeded(given: &[String]) -> Result<(), String> {
+    let asked = |kind: &&&[&str]| given.iter().any(|name| name == kind[0]);
+    let other = OTHERS.iter().find(asked);
+    let heeded = other.copied().unwrap_or(HISTORIES);
+    let run = other.map_or("histories", |kind| kind[0]);
+    let unheeded = given.iter().find(|name| !heeded.contains(&name.as_str()));
+    unheeded.map_or(Ok(()), |name| Err(format!("{name} does nothing with {run}")))
 }
 
 fn length(text: &str) -> Result<usize, String> {
@@ -282,4 +313,37 @@ fn named<T: Copy>(text: &str, all: &[T], name: impl Fn(T) -> String) -> Result<T
     let known = || all.iter().map(|one| name(*one)).collect::<Vec<_>>().join(", ");
     let found = all.iter().copied().find(|one| name(*one) == text);
     found.ok_or_else(|| format!("{text} is none of {}", known()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(line: &str) -> Option<String> {
+        parse(line.split_whitespace().map(str::to_owned)).err()
+    }
+
+    #[test]
+    fn an_argument_that_does_nothing_is_refused() {
+        for (line, refused) in [
+            ("--mode guard", "--mode does nothing with histories"),
+            ("--part 1/2 --seeds 3", "--part does nothing with histories"),
+            ("--modes yes --enumerate 1", "--modes does nothing with --enumerate"),
+            ("--enumerate 1 --faults", "--faults does nothing with --enumerate"),
+            ("--faults --modes yes", "--modes does nothing with --faults"),
+            ("--faults --break TrustSecondFlush", "--break does nothing with --faults"),
+            ("--fault write:7:once --mode guard", "--mode does nothing with --fault"),
+        ] {
+            assert!(refusal(line).is_some_and(|why| why.contains(refused)), "{line}");
+        }
+        for line in [
+            "",
+            "--seeds 3 --start 1 --level fs --modes yes --pi 4096+16:64b --break NoBirth",
+            "--enumerate 1 --part 1/4 --mode guard --pi 4096+16:64b --break NoFlushBeforeGuard",
+            "--fault write:7:once --pi 4096+16:64b",
+            "--faults",
+        ] {
+            assert_eq!(refusal(line), None, "{line}");
+        }
+    }
 }

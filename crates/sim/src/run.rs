@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use copyhold_device::pi::Format;
 use copyhold_device::sim::SimImage;
 
-use crate::fs_level::modes::ByMode;
+use crate::fs_level::modes::{self, ByMode};
 use crate::machine::blank;
 use crate::{Sabotage, Weather, fs_level, full, pool_level, rogue};
 
@@ -66,6 +66,10 @@ pub struct Outcome {
     pub reached: u64,
     /// Extents of files that the last recovery found, by their checksum mode.
     pub by_mode: ByMode,
+    /// Blocks that a bad drive did not write and a read refused, by the mode of their extent.
+    pub lost_writes: ByMode,
+    /// Blocks that a bad drive forgot and a read refused.
+    pub forgotten: u64,
     /// A number for all that happened, on every disk and in every task.
     pub digest: u64,
 }
@@ -80,7 +84,9 @@ impl Outcome {
         self.crashes += other.crashes;
         self.recoveries += other.recoveries;
         self.reached += other.reached;
-        self.by_mode.iter_mut().zip(other.by_mode).for_each(|(sum, more)| *sum += more);
+        modes::add(&mut self.by_mode, &other.by_mode);
+        modes::add(&mut self.lost_writes, &other.lost_writes);
+        self.forgotten += other.forgotten;
         self.note(other.digest);
     }
 }

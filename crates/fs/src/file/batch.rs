@@ -14,7 +14,9 @@ use std::sync::Arc;
 
 use copyhold_format::block_checksum;
 use copyhold_format::item::{ChecksumMode, ExtentState, INLINE_MAX};
-use copyhold_pool::{BlockMode, Claim, LaneClass, Tier, block_mode, cancel_written, leave_trace};
+use copyhold_pool::{
+    BlockMode, Claim, LaneClass, PoolError, Tier, block_mode, cancel_written, leave_trace,
+};
 use copyhold_runtime::finishing;
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Buf, Bufs, Purpose, Run};
@@ -374,10 +376,8 @@ impl WritebackJob {
         let writes = requests
             .into_iter()
             .map(|(run, data, mode)| pool.write(run, data, Purpose::Data, mode));
-        let mut failed = join_all(writes).await.into_iter().filter_map(Result::err);
-        let Some(first) = failed.next() else { return Ok(()) };
-        // No other error leads to guards for blocks that changed.
-        Err(failed.find(|error| !error.changed_blocks().is_empty()).unwrap_or(first).into())
+        let failed = join_all(writes).await.into_iter().filter_map(Result::err);
+        gravest(failed).map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// The bytes of a stretch, for a transaction to carry.
@@ -402,6 +402,16 @@ impl Drop for WritebackJob {
         drop(state);
         self.inode.batch_ended.notify(usize::MAX);
     }
+}
+
+/// The error of a batch: that of memory that changed, if there is one, since nothing may make new
+/// guards for it; a refused guard only if there is no other, since the batch is sent again then.
+fn gravest(errors: impl Iterator<Item = PoolError>) -> Option<PoolError> {
+    errors.min_by_key(|error| match error {
+        error if !error.changed_blocks().is_empty() => 0,
+        error if error.is_refused_guard() => 2,
+        _ => 1,
+    })
 }
 
 /// Lays the blocks taken over the claims, cut at chunks of the file and ends of claims.
@@ -472,7 +482,33 @@ pub(super) fn gather(slots: &[(u64, Slot)]) -> Bufs {
 
 #[cfg(test)]
 mod tests {
+    use copyhold_device::pi::Kind;
+    use copyhold_device::{Access, DeviceError, Verifier};
+
     use super::*;
+
+    /// The requests of a batch are in the order of its places on the device, which is chance.
+    #[test]
+    fn the_error_of_a_batch_does_not_depend_on_the_order_of_its_requests() {
+        let (name, block, blocks, why) = (|| "disk".to_string(), 3, 1, Purpose::Data);
+        let (access, kind, by) = (Access::Write, Kind::Guard, Verifier::Device);
+        let integrity =
+            || DeviceError::Integrity { name: name(), block, blocks, why, access, kind, by };
+        let refused = || PoolError::Device(integrity());
+        let other = || PoolError::Device(DeviceError::Unprotected { name: name() });
+        let changed =
+            || PoolError::MemoryChanged { blocks: [0].into(), error: Box::new(integrity()) };
+        let of = |errors: [PoolError; 3]| gravest(errors.into_iter()).unwrap();
+        for errors in [[refused(), other(), changed()], [changed(), other(), refused()]] {
+            assert_eq!(of(errors).changed_blocks(), [0]);
+        }
+        for errors in [[refused(), other(), refused()], [other(), refused(), refused()]] {
+            let found = of(errors);
+            assert!(matches!(found, PoolError::Device(DeviceError::Unprotected { .. })), "{found}");
+        }
+        assert!(of([refused(), refused(), refused()]).is_refused_guard());
+        assert!(gravest(std::iter::empty()).is_none());
+    }
 
     #[test]
     fn whole_buffers_are_sent_as_they_are() {

@@ -1,17 +1,18 @@
 //! The pool that every workload begins with: a small tree, durable and settled, quotas on.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use copyhold_device::pi::{self, Format};
 use copyhold_device::sim::SimImage;
 use copyhold_device::{DeviceError, DynDevice, OpenMode};
-use copyhold_format::item::ChecksumMode;
+use copyhold_format::item::{ChecksumMode, Extent};
 use copyhold_fs::{
     Caller, Filesystem, FsError, NodeId, OpenFlags, Options, WriteFlags, XattrSet,
     set_checksum_mode,
 };
 use copyhold_pool::{CreateOptions, Limits, OpenOptions, Pool};
-use copyhold_types::{InodeNo, PoolId};
+use copyhold_types::{BlockAddr, InodeNo, PoolId};
 
 use super::operation::FILE_BYTES;
 use super::workload;
@@ -20,6 +21,7 @@ use crate::dice::Dice;
 use crate::fs_level::content::{Content, Versions};
 use crate::fs_level::span::Span;
 use crate::fs_level::tree::{Kind, ObjectId, Place, SHARED_DIRS, Tree, shared_name};
+use crate::fs_level::verify;
 use crate::fs_level::world::World;
 use crate::machine::{Machine, blank};
 
@@ -30,6 +32,8 @@ const POOL_BLOCKS: u64 = 2048;
 pub(super) struct Stage {
     pub(super) image: SimImage,
     pub(super) world: World,
+    /// Where the extents of its files begin.
+    places: BTreeSet<BlockAddr>,
     protection: Option<Format>,
     mode: ChecksumMode,
     broken: Option<Sabotage>,
@@ -60,12 +64,18 @@ impl Stage {
             let fs = Filesystem::open(pool.clone(), options(mode)).await?;
             fs.enable_quotas().await?;
             fill(&fs, &mut world, mode).await?;
+            let found = verify::check_extents(&fs, &world).await?;
             fs.close().await?;
             pool.close().await?;
-            Ok::<(), FsError>(())
+            Ok::<_, FsError>(found.iter().map(|extent| extent.pointer.run.addr).collect())
         });
-        made.expect("the power is on").expect("the stage is set");
-        Stage { image: machine.rest(), world, protection, mode, broken }
+        let places = made.expect("the power is on").expect("the stage is set");
+        Stage { image: machine.rest(), world, places, protection, mode, broken }
+    }
+
+    /// Its place is not one of those with which the workload begins.
+    pub(super) fn is_new(&self, extent: &Extent) -> bool {
+        !self.places.contains(&extent.pointer.run.addr)
     }
 
     /// The device of the pool, on the disk of a machine or on one that stands before it.

@@ -14,6 +14,7 @@ use copyhold_types::{BLOCK_BYTES, InodeNo};
 
 use super::model::{Content, Model, Versions, cut, may_be, written};
 use super::{Fate, Kind, Point};
+use crate::fs_level::modes::{self, ByMode, count_by_mode};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// More than any file has.
@@ -67,15 +68,21 @@ async fn content(fs: &Arc<Filesystem>, path: &str) -> Result<Content, FsError> {
     Ok(Some(fs.read(node, 0, ALL).await?.to_vec()))
 }
 
-/// FAULTS-V4: each file is what it may be after a crash.
-pub(super) async fn verify(fs: &Arc<Filesystem>, model: &Model) {
+/// FAULTS-V4: each file is what it may be after a crash. Counts the extents of all.
+pub(super) async fn verify(fs: &Arc<Filesystem>, model: &Model) -> ByMode {
+    let mut by_mode = ByMode::default();
     for (path, versions) in &model.files {
         let found = content(fs, path).await;
         let found =
             found.unwrap_or_else(|error| panic!("FAULTS-V4: {path} after a crash: {error}"));
         let fits = may_be(&found, versions.after_crash());
         assert!(fits, "FAULTS-V4: {path}, {}, is not what was synced", told(&found));
+        if let Ok(node) = find(fs, path).await {
+            let found = modes::extents(fs, node).await.expect("it has just been read");
+            modes::add(&mut by_mode, &count_by_mode(found.iter().map(|(_, extent)| extent)));
+        }
     }
+    by_mode
 }
 
 /// The checksum mode of a new file, on a device with protection information.

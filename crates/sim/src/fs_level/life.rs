@@ -17,6 +17,7 @@ use super::client::{self, Client, FrontEnd, Habits, Looker, Manager, ModeHabits,
 use super::collisions;
 use super::drive::play_faults;
 use super::goes_on::goes_on;
+use super::modes::count_by_mode;
 use super::second_opinion;
 use super::settings::{self, Changed};
 use super::tree::{SHARED_DIRS, shared_name};
@@ -369,8 +370,8 @@ impl History {
         }
         let world = self.shared.world.lock().clone();
         let checked = machine.run(verify::check_extents(fs, &world));
-        let by_mode = checked.expect("the power is on").expect("the filesystem is well");
-        self.outcome.by_mode = by_mode;
+        let found = checked.expect("the power is on").expect("the filesystem is well");
+        self.outcome.by_mode = count_by_mode(&found);
     }
 
     /// When nothing is on its way any more, each subvolume pays for what it must, to the byte.
@@ -489,7 +490,8 @@ impl History {
         self.check();
         if self.modes && self.plan.protection.is_some() {
             let mut dice = self.mode_dice.fork();
-            self.use_disk(|machine, fs| play_faults(machine, fs, &mut dice));
+            let seen = self.use_disk(|machine, fs| play_faults(machine, fs, &mut dice));
+            (self.outcome.lost_writes, self.outcome.forgotten) = (seen.lost_writes, seen.forgotten);
             self.check();
         }
         let goes_on = self.use_disk(goes_on);

@@ -14,6 +14,18 @@ use copyhold_fs::{Filesystem, FsError, NodeId};
 /// Extents of each mode, in the order of [`ChecksumMode::ALL`].
 pub type ByMode = [u64; ChecksumMode::ALL.len()];
 
+pub fn count_by_mode<'a>(extents: impl IntoIterator<Item = &'a Extent>) -> ByMode {
+    let mut counts = ByMode::default();
+    for found in extents.into_iter().filter_map(|extent| extent.state.checksum_mode()) {
+        counts[usize::from(found.code())] += 1;
+    }
+    counts
+}
+
+pub(crate) fn add(sum: &mut ByMode, more: &ByMode) {
+    sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+}
+
 /// All modes that each file ever had, and its sources, by its number in the model.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Modes(BTreeMap<u64, BTreeSet<ChecksumMode>>);

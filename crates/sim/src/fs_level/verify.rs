@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use copyhold_format::item::{ChecksumMode, LISTS, ORPHAN};
+use copyhold_format::item::{ChecksumMode, Extent, LISTS, ORPHAN};
 use copyhold_fs::{Attr, FileKind, Filesystem, FsError, NodeId, checksum_mode_of};
 use copyhold_memory::GroupLimits;
 use copyhold_types::{InodeNo, Key, SubvolId};
 use copyhold_volume::Subvol;
 
 use super::content::{Content, Versions};
-use super::modes::{ByMode, extents};
+use super::modes::extents;
 use super::span::Span;
 use super::tree::{Dir, Kind, ObjectId, Path, SHARED_DIRS, Tree, shared_name};
 use super::usage::Shown;
@@ -125,16 +125,19 @@ pub(super) async fn nameless_in_read_only(
     Ok(counts)
 }
 
-/// Each extent of all files has a mode that its file has had. Counts them by their mode.
+/// Each extent of all files has a mode that its file has had. Returns those that have one.
 ///
 /// # Errors
 /// A file cannot be read.
 ///
 /// # Panics
 /// One has another.
-pub(crate) async fn check_extents(fs: &Arc<Filesystem>, world: &World) -> Result<ByMode, FsError> {
+pub(crate) async fn check_extents(
+    fs: &Arc<Filesystem>,
+    world: &World,
+) -> Result<Vec<Extent>, FsError> {
     let has_tuples = fs.pool().devices().protection().is_some();
-    let mut by_mode = ByMode::default();
+    let mut all = Vec::new();
     for id in world.files() {
         for (block, extent) in extents(fs, world.nodes[&id]).await? {
             let Some(found) = extent.state.checksum_mode() else { continue };
@@ -142,10 +145,10 @@ pub(crate) async fn check_extents(fs: &Arc<Filesystem>, world: &World) -> Result
                 world.modes.allows(id, found, has_tuples),
                 "object {id} has {found} from block {block} on"
             );
-            by_mode[usize::from(found.code())] += 1;
+            all.push(extent);
         }
     }
-    Ok(by_mode)
+    Ok(all)
 }
 
 /// Finds how far each client had come, checks the rest, and makes that the world.

@@ -37,6 +37,8 @@ fn whatever_request_fails_nothing_is_lost_that_was_promised() {
 #[test]
 fn on_a_device_with_protection_information_nothing_is_lost_either() {
     let faults = Faults::on("4096+16:64b".parse().expect("a format"));
+    let by_mode = faults.by_mode();
+    assert!(by_mode.iter().all(|count| *count > 0), "extents by mode: {by_mode:?}");
     for point in faults.points().step_by(5) {
         faults.play(point).unwrap_or_else(|failure| panic!("{failure}"));
     }

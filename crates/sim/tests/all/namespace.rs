@@ -29,6 +29,18 @@ pub(crate) struct World {
     pub(crate) stale: SimImage,
 }
 
+/// The namespace of a test.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Drive {
+    pub(crate) format: &'static str,
+    /// The birth of the blocks that it is full of.
+    pub(crate) stale: u32,
+}
+
+impl Drive {
+    pub(crate) const USUAL: Drive = Drive { format: "4096+16:64b", stale: STALE };
+}
+
 /// The result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -50,28 +62,20 @@ pub(crate) fn content(of: u8) -> Vec<u8> {
 impl World {
     /// A new filesystem; each block of its device has stale content with a valid tuple.
     pub(crate) fn new(seed: u64, stale: u32) -> World {
+        World::with(seed, Drive { stale, ..Drive::USUAL })
+    }
+
+    /// A new filesystem on a namespace.
+    pub(crate) fn with(seed: u64, drive: Drive) -> World {
         let rt = SeededRuntime::new(seed);
         let config = SimConfig::new(seed);
         let id = DeviceId(0);
         let disk = SimDevice::from_image(rt.clone() as Rt, id, SimImage::empty(BLOCKS), config);
-        let format = "4096+16:64b".parse().unwrap();
+        let format = drive.format.parse().unwrap();
         let made = Emulated::create(rt.clone() as Rt, disk.clone(), format);
         let device = rt.block_on(made).unwrap();
         let mut world = World { rt, disk, device, stale: SimImage::empty(0) };
-        world.rt.block_on(async {
-            let data = Buf::from_bytes(&[0x5a; 256 * BLOCK_BYTES]);
-            for first in (0..world.device.geometry().blocks / 256).map(|n| n * 256) {
-                let protect = Protect::Offload { birth: stale };
-                let write = world.device.write_protected(
-                    first,
-                    data.clone().into(),
-                    Purpose::Data,
-                    protect,
-                );
-                write.await.unwrap();
-            }
-            world.device.flush().await.unwrap();
-        });
+        world.rt.block_on(world.fill(drive.stale));
         world.stale = world.disk.image();
         world.rt.block_on(async {
             let rt = world.rt.clone() as Rt;
@@ -83,6 +87,17 @@ impl World {
             pool.close().await.unwrap();
         });
         world
+    }
+
+    /// Writes stale content to each block.
+    async fn fill(&self, birth: u32) {
+        let data = Buf::from_bytes(&[0x5a; 256 * BLOCK_BYTES]);
+        for first in (0..self.device.geometry().blocks / 256).map(|n| n * 256) {
+            let (data, protect) = (data.clone().into(), Protect::Offload { birth });
+            let write = self.device.write_protected(first, data, Purpose::Data, protect);
+            write.await.unwrap();
+        }
+        self.device.flush().await.unwrap();
     }
 
     /// The namespace on a disk after a crash.

@@ -1,5 +1,6 @@
 //! Recorded seeds and a bounded number of others; `make simulate SEEDS=N` runs fresh ones.
 
+use copyhold_format::item::ChecksumMode;
 use copyhold_sim::{Level, Outcome, Plan};
 
 const SEEDS: u64 = 60;
@@ -49,6 +50,9 @@ fn histories_on_devices_with_protection_information_hold() {
         }
     }
     assert!(sum.by_mode.iter().all(|count| *count > 0), "extents by mode: {:?}", sum.by_mode);
+    let lost = sum.lost_writes[usize::from(ChecksumMode::Guard.code())];
+    assert!(lost > 0, "lost writes by mode: {:?}", sum.lost_writes);
+    assert!(sum.forgotten > 0, "no drive has forgotten a block");
 }
 
 #[test]
