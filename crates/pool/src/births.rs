@@ -58,8 +58,8 @@ impl Births {
     }
 }
 
-/// The mode of blocks whose space has just been claimed, by `claims`. Where the pool's device has no tuples,
-/// modes that need them fall back to the item.
+/// The mode of blocks whose space has just been claimed, by `claims`. Where the pool's device has
+/// no tuples, modes that need them fall back to the item.
 pub fn block_mode<'c>(
     pool: &Pool,
     wanted: ChecksumMode,
