@@ -21,6 +21,19 @@ impl LoopDevice {
         Ok(LoopDevice { path: PathBuf::from(run(&mut attach)?.trim()) })
     }
 
+    /// Detaches all devices over files in `directory`, also those that other programs made.
+    pub(crate) fn detach_below(directory: &Path) -> Result<(), HarnessError> {
+        let mut list = Command::new("losetup");
+        list.args(["--list", "--noheadings", "--raw", "--output", "NAME,BACK-FILE"]);
+        for line in run(&mut list)?.lines() {
+            let Some((name, file)) = line.split_once(' ') else { continue };
+            if Path::new(file).starts_with(directory) {
+                LoopDevice { path: PathBuf::from(name) }.detach()?;
+            }
+        }
+        Ok(())
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -1,17 +1,23 @@
 //! A directory with room for an image and a mount point.
+//!
+//! The lock of the directory separates a place in use from one whose program was killed.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
 
 use crate::error::{HarnessError, On};
-use crate::{detach, mount_table};
+use crate::{LoopDevice, detach, mount_table};
 
 /// Dropping it detaches all mounts in the directory, and removes the directory.
 #[derive(Debug)]
 pub struct Place {
     directory: TempDir,
+    /// Locked as long as the place exists.
+    _in_use: File,
 }
 
 impl Place {
@@ -19,13 +25,43 @@ impl Place {
     pub fn new(parent: &Path, prefix: &str) -> Result<Place, HarnessError> {
         let canonical = parent.canonicalize().on(parent.display())?;
         let directory = tempfile::Builder::new().prefix(prefix).tempdir_in(canonical);
-        let place = Place { directory: directory.on(parent.display())? };
+        let directory = directory.on(parent.display())?;
+        let in_use = File::open(directory.path()).on(directory.path().display())?;
+        flock(&in_use, FlockOperation::NonBlockingLockShared).on(directory.path().display())?;
+        let place = Place { directory, _in_use: in_use };
         fs::create_dir(place.mount_point()).on("the mount point")?;
         Ok(place)
     }
 
+    /// Removes places in `parent` whose program was killed, with mounts in them and loop devices
+    /// over their files. Returns their directories.
+    pub fn remove_left_over(parent: &Path, prefix: &str) -> Result<Vec<PathBuf>, HarnessError> {
+        let parent = parent.canonicalize().on(parent.display())?;
+        let mut removed = Vec::new();
+        for entry in fs::read_dir(&parent).on(parent.display())? {
+            let directory = entry.on(parent.display())?.path();
+            let name = directory.file_name().unwrap_or_default().to_string_lossy();
+            // Not through a link: it may lead anywhere.
+            let is_place =
+                name.starts_with(prefix) && !directory.is_symlink() && directory.is_dir();
+            if !is_place || is_in_use(&directory)? {
+                continue;
+            }
+            detach_all(&directory)?;
+            LoopDevice::detach_below(&directory)?;
+            fs::remove_dir_all(&directory).on(directory.display())?;
+            removed.push(directory);
+        }
+        Ok(removed)
+    }
+
     pub fn path(&self) -> &Path {
         self.directory.path()
+    }
+
+    /// Other users may enter it.
+    pub fn open_to_all(&self) -> Result<(), HarnessError> {
+        fs::set_permissions(self.path(), Permissions::from_mode(0o755)).on(self.path().display())
     }
 
     pub fn mount_point(&self) -> PathBuf {
@@ -47,19 +83,24 @@ impl Place {
         self.directory.disable_cleanup(true);
         self.path().to_owned()
     }
+}
 
-    /// Newest first: a mount may be in another. A daemon may have unmounted one meanwhile.
-    fn detach_all(&self) -> Result<(), HarnessError> {
-        let points = mount_table::below(self.path())?;
-        let detached = points.iter().rev().map(|point| detach(point));
-        let detached = detached.fold(Ok(()), Result::and);
-        if mount_table::below(self.path())?.is_empty() { Ok(()) } else { detached }
-    }
+/// Newest first: a mount may be in another. A daemon may have unmounted one meanwhile.
+fn detach_all(directory: &Path) -> Result<(), HarnessError> {
+    let points = mount_table::below(directory)?;
+    let detached = points.iter().rev().map(|point| detach(point));
+    let detached = detached.fold(Ok(()), Result::and);
+    if mount_table::below(directory)?.is_empty() { Ok(()) } else { detached }
+}
+
+fn is_in_use(directory: &Path) -> Result<bool, HarnessError> {
+    let file = File::open(directory).on(directory.display())?;
+    Ok(flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Err(error) = self.detach_all() {
+        if let Err(error) = detach_all(self.path()) {
             // Removal would go through the mount.
             self.directory.disable_cleanup(true);
             eprintln!("{error}; unmount it, and remove {}", self.path().display());
@@ -84,6 +125,20 @@ mod tests {
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
         let kept = Place::new(parent.path(), "harness-").unwrap().keep();
         assert!(kept.join("mnt").is_dir());
+    }
+
+    #[test]
+    fn places_of_killed_programs_are_removed_and_those_in_use_stay() {
+        let parent = tempfile::tempdir().unwrap();
+        let in_use = Place::new(parent.path(), "harness-").unwrap();
+        let left = Place::new(parent.path(), "harness-").unwrap().keep();
+        let other = Place::new(parent.path(), "other-").unwrap().keep();
+        let link = parent.path().join("harness-link");
+        std::os::unix::fs::symlink(&other, &link).unwrap();
+        let removed = Place::remove_left_over(parent.path(), "harness-").unwrap();
+        assert_eq!(removed, [left.as_path()]);
+        assert!(!left.exists());
+        assert!(in_use.path().is_dir() && other.is_dir() && link.is_symlink());
     }
 
     #[test]

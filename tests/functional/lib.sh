@@ -1,0 +1,237 @@
+# shellcheck shell=sh
+# The library of the functional tests: each script reads it first.
+#
+#   . "$(dirname "$0")/../lib.sh"
+#
+# A test states its facts by `must` and `must_not`, registers what it has to undo by `on_exit`, and
+# ends by `pass`, `fail REASON` or `skip REASON`. The runner sets COPYHOLD (the program), SUITE_DIR
+# (a directory for pools and mounts) and SUITE_ROOT. By hand:
+#
+#   COPYHOLD_POOL=/srv/test.img COPYHOLD_MOUNT=/mnt tests/functional/mount/setup
+#   COPYHOLD_POOL=/srv/test.img COPYHOLD_MOUNT=/mnt tests/functional/mount/remount
+#   COPYHOLD_POOL=/srv/test.img COPYHOLD_MOUNT=/mnt tests/functional/mount/cleanup
+#
+# A pool that is there is mounted, not made, and stays. Tests change it, and some kill its daemon:
+# take one that holds nothing else.
+
+export LC_ALL=C
+SUITE_ROOT=${SUITE_ROOT:-$(cd "$(dirname "$0")/.." && pwd)}
+SUITE_DIR=${SUITE_DIR:-/var/tmp/copyhold-functional}
+COPYHOLD=${COPYHOLD:-$SUITE_ROOT/../../target/release/copyhold}
+POOL=${COPYHOLD_POOL:-$SUITE_DIR/pool.img}
+MNT=${COPYHOLD_MOUNT:-$SUITE_DIR/mnt}
+# Of the tests of this directory; the root of the mount may have other things.
+AREA=$(basename "$(dirname "$0")")
+HERE=$MNT/functional-$AREA
+EXIT_STACK=
+
+# --- the end of a test
+
+# on_exit COMMAND: runs at the end, the last one first. Words are split as in `eval`.
+on_exit() {
+    EXIT_STACK="$*
+$EXIT_STACK"
+}
+
+unwind() {
+    status=$?
+    trap - EXIT INT TERM
+    stack=$EXIT_STACK
+    EXIT_STACK=
+    while [ -n "$stack" ]; do
+        command=${stack%%
+*}
+        stack=${stack#*
+}
+        eval "$command" || {
+            echo "undoing failed: $command" >&2
+            [ "$status" != 0 ] || status=1
+        }
+    done
+    exit "$status"
+}
+trap unwind EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# A test that ends without a word has not shown anything.
+pass() { exit 0; }
+fail() { echo "FAIL: $*" >&2; exit 1; }
+skip() { echo "SKIP: $*" >&2; exit 4; }
+
+# --- facts
+
+# must COMMAND...: it succeeds.
+must() {
+    "$@" || fail "exit code $?: $*"
+}
+
+# must_not COMMAND...: it refuses. A signal, or a program that is not there, is no refusal.
+must_not() {
+    status=0
+    "$@" || status=$?
+    [ "$status" != 0 ] || fail "it succeeds: $*"
+    [ "$status" -lt 126 ] || fail "exit code $status is no refusal: $*"
+}
+
+# must_say TEXT COMMAND...: it succeeds, and prints the text.
+must_say() {
+    text=$1
+    shift
+    said=$("$@") || fail "exit code $?: $*"
+    case $said in
+    *"$text"*) ;;
+    *) fail "no '$text' in the answer of $*: $said" ;;
+    esac
+}
+
+# must_refuse CODE TEXT COMMAND...: it ends with this exit code, and prints the text as the reason.
+must_refuse() {
+    code=$1 text=$2
+    shift 2
+    status=0
+    said=$("$@" 2>&1 >/dev/null) || status=$?
+    [ "$status" = "$code" ] || fail "exit code $status instead of $code: $*: $said"
+    case $said in
+    *"$text"*) ;;
+    *) fail "no '$text' in the reason of $*: $said" ;;
+    esac
+}
+
+# must_equal LEFT RIGHT
+must_equal() {
+    [ "$1" = "$2" ] || fail "'$1' is not '$2'"
+}
+
+need() {
+    for tool; do
+        command -v "$tool" >/dev/null || skip "$tool is not installed"
+    done
+}
+
+# --- the pool of the area
+
+copyhold() { "$COPYHOLD" "$@"; }
+
+# On a file the kind is fuse.copyhold, on a block device fuseblk.copyhold.
+is_mounted() { grep -qE "^[^ ]+ $1 fuse(blk)?\.copyhold " /proc/mounts; }
+
+# field NAME COMMAND...: a field of the JSON that the command prints; NAME is a.b or a.0.b.
+field() {
+    name=$1
+    shift
+    "$@" | python3 -c 'import json, sys
+value = json.load(sys.stdin)
+for key in sys.argv[1].split("."):
+    value = value[int(key)] if isinstance(value, list) else value[key]
+print(json.dumps(value) if isinstance(value, (dict, list, bool)) else value)' "$name"
+}
+
+mount_pool() { copyhold mount "$@" "$POOL" "$MNT"; }
+
+unmount_pool() { copyhold umount "$MNT" >/dev/null; }
+
+daemon_of() { field pid copyhold --json info "$1"; }
+
+# As a crash: behind it the mount is dead, and no process has the pool.
+kill_daemon() {
+    pid=$(daemon_of "$MNT") || return 1
+    kill -KILL "$pid"
+    # A lock on the pool is free when the daemon is gone.
+    flock "$POOL" true
+}
+
+# A pool that is new, or the user's, mounted, with an empty directory for the tests.
+set_up_area() {
+    [ "$(id -u)" = 0 ] || skip "mounting needs root"
+    [ -c /dev/fuse ] || skip "there is no /dev/fuse"
+    [ -x "$COPYHOLD" ] || fail "there is no $COPYHOLD; \`make build\` makes it"
+    need python3 flock
+    mkdir -p "$SUITE_DIR" "$MNT"
+    if [ ! -e "$POOL" ]; then
+        must copyhold create "$POOL" --size "${SIZE:-512M}" >/dev/null
+        : >"$SUITE_DIR/made-pool"
+    fi
+    is_mounted "$MNT" || must mount_pool "$@"
+    must mkdir "$HERE"
+    # A test may kill the daemon.
+    must copyhold sync "$MNT"
+}
+
+# Removes all of it. The pool is checked as the tests left it.
+clean_up_area() {
+    if is_mounted "$MNT"; then
+        stat "$MNT" >/dev/null 2>&1 || { must unmount_pool; must mount_pool; }
+        [ ! -d "$HERE" ] || must remove_tree "$HERE"
+        must unmount_pool
+    fi
+    [ ! -e "$POOL" ] || must copyhold check "$POOL" >/dev/null
+    if [ -e "$SUITE_DIR/made-pool" ]; then
+        rm -f "$POOL" "$SUITE_DIR/made-pool"
+    fi
+    rmdir "$MNT" 2>/dev/null || true
+    rmdir "$SUITE_DIR" 2>/dev/null || true
+}
+
+# subvolume_here NAME: a subvolume for this test, removed at its end.
+subvolume_here() {
+    must copyhold subvolume create "$HERE/$1" >/dev/null
+    on_exit "remove_tree $HERE/$1"
+}
+
+# A tree with subvolumes in it: rm removes empty ones, and stops at read-only ones.
+remove_tree() {
+    [ -e "$1" ] || return 0
+    copyhold --json subvolume list "$MNT" | python3 -c 'import json, sys
+tree = sys.argv[1]
+for row in json.load(sys.stdin):
+    if row["readonly"] and row["path"] and (row["path"] + "/").startswith(tree + "/"):
+        print(row["path"])' "${1#"$MNT"/}" | while read -r subvolume; do
+        copyhold property set "$MNT/$subvolume" ro false >/dev/null
+    done
+    rm -rf "$1"
+}
+
+# random_file PATH KIB
+random_file() {
+    dd if=/dev/urandom of="$1" bs=1024 count="$2" status=none
+}
+
+digest() { sha256sum <"$1"; }
+
+# damage_block POOL FILE NUMBER: flips a bit of this block of the file, in each place of the pool
+# that has its bytes.
+damage_block() {
+    python3 - "$@" <<'END'
+import sys
+pool, file, number = sys.argv[1:]
+with open(file, "rb") as whole:
+    whole.seek(int(number) * 4096)
+    block = whole.read(4096)
+with open(pool, "r+b") as image:
+    found, content = 0, image.read()
+    at = content.find(block)
+    while at >= 0:
+        image.seek(at)
+        image.write(bytes([content[at] ^ 1]))
+        found, at = found + 1, content.find(block, at + 1)
+sys.exit(0 if found else "the pool does not have the block")
+END
+}
+
+# A pool of the test alone, at $SCRATCH, mounted at $SCRATCH_MNT by `mount_scratch`.
+SCRATCH=$SUITE_DIR/scratch.img
+SCRATCH_MNT=$SUITE_DIR/scratch
+# scratch SIZE [OPTION...]
+scratch() {
+    size=$1
+    shift
+    mkdir -p "$SCRATCH_MNT"
+    on_exit "rm -rf $SCRATCH $SCRATCH_MNT"
+    must copyhold create "$SCRATCH" --size "$size" "$@" >/dev/null
+    on_exit unmount_scratch
+}
+
+mount_scratch() { copyhold mount "$@" "$SCRATCH" "$SCRATCH_MNT"; }
+
+unmount_scratch() { ! is_mounted "$SCRATCH_MNT" || copyhold umount "$SCRATCH_MNT" >/dev/null; }
