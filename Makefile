@@ -9,6 +9,7 @@ ROUNDS ?= 3
 JOB ?= core
 AGAINST ?= btrfs,ext4,null
 TARGETS ?= copyhold,btrfs
+TAGS ?= functional
 
 export PATH := $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
@@ -98,6 +99,12 @@ scenarios: ## quota scenarios, beside kernel btrfs (root): TARGETS=copyhold,btrf
 	scripts/setup.sh build bench
 	cargo build --release --locked -p copyhold-cli -p copyhold-suite
 	$(TARGET)/release/copyhold-scenarios crates/suite/scenarios --target $(TARGETS)
+
+.PHONY: functional
+functional: ## the functional suite on mounts (root): TAGS=functional, long, an area, 2/3; OPTIONS=
+	scripts/setup.sh build demo
+	cargo build --release --locked -p copyhold-cli -p copyhold-suite -p copyhold-torture
+	$(TARGET)/release/copyhold-suite -T $(TAGS) --known tests/functional/known-failures $(OPTIONS)
 
 .PHONY: fuzz
 fuzz: ## libFuzzer on each target for FUZZ_SECONDS=60: FUZZ=image for one (a nightly toolchain)

@@ -172,4 +172,26 @@ mod tests {
         assert_eq!(problems, ["d/setup: is not executable", "d/a: is not executable"]);
         assert_eq!(group_of_script("d/b", root.path(), &Options::default()), None);
     }
+
+    /// Each script of the functional suite is in its runfile and can be started.
+    #[test]
+    fn the_suite_lists_all_of_its_scripts() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/functional");
+        let runfile = Runfile::read(&[root.join("functional.run")]).unwrap();
+        let groups = groups(&runfile, &root);
+        for group in &groups {
+            assert_eq!(group.problems(), [""; 0]);
+            assert!(group.tags.len() > 1, "{} has no tag of its own", group.title());
+        }
+        let helpers = ["long/acceptance_part"];
+        for group in &groups {
+            for script in fs::read_dir(root.join(&group.name)).unwrap() {
+                let script = script.unwrap().file_name().into_string().unwrap();
+                let name = format!("{}/{script}", group.name);
+                let mut steps = groups.iter().flat_map(Group::steps);
+                let is_listed = steps.any(|step| step.name == name);
+                assert!(is_listed || helpers.contains(&name.as_str()), "no group has {name}");
+            }
+        }
+    }
 }
