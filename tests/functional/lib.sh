@@ -152,6 +152,8 @@ set_up_area() {
         must copyhold create "$POOL" --size "${SIZE:-512M}" >/dev/null
         : >"$SUITE_DIR/made-pool"
     fi
+    # Dead, if the cleanup of an area before did not come to its end.
+    ! is_mounted "$MNT" || stat "$MNT" >/dev/null 2>&1 || must unmount_pool
     is_mounted "$MNT" || must mount_pool "$@"
     must mkdir "$HERE"
     # A test may kill the daemon.

@@ -7,7 +7,8 @@
 //!           failsafe script, and then sends SIGKILL. Processes of earlier scripts stay: the
 //!           daemon that a setup has started serves all tests of its group.
 //!
-//! SCRIPT-X1  Behind a script that was ended, no process that it started runs.
+//! SCRIPT-X1  Behind a script that was ended, no process runs that it started before its failsafe
+//!            did. Processes of the failsafe stay: it may mount again.
 //! SCRIPT-X2  A script of another user has only the group of its account, and its environment.
 
 use std::collections::BTreeSet;
@@ -31,7 +32,7 @@ use crate::clock::{Clock, Moment};
 use crate::descent::{self, Process};
 use crate::error::{On, RunnerError};
 use crate::plan::Step;
-use crate::verdict::End;
+use crate::verdict::{End, Verdict};
 
 /// Between two looks at the clock and at the interrupt.
 const SLICE: Duration = Duration::from_secs(1);
@@ -217,23 +218,25 @@ impl Machine<'_> {
         self.watch(process, capture, Some(deadline), false)?;
         let left = deadline.saturating_sub(self.clock.now().passed);
         wait_for(&started_since(before)?, left)?;
+        let left = started_since(before)?;
         if let Some(step) = job.failsafe {
-            let directory = job.directory.join("failsafe");
-            fs::create_dir_all(&directory)?;
-            let failsafe = Job {
-                step,
-                directory: &directory,
-                failsafe: None,
-                ends_at_interrupt: false,
-                ..*job
-            };
-            let execution = self.execute(&failsafe).map_err(io::Error::other)?;
-            capture.remark(&format!("failsafe: {}", execution.end.verdict().name()))?;
+            let verdict = self.run_failsafe(step, job)?;
+            capture.remark(&format!("failsafe: {}", verdict.name()))?;
         }
-        let left = kill_since(before)?;
+        let mut kept = descent::running()?;
+        kept.retain(|process| !left.contains(process));
+        let left = kill_since(&kept)?;
         left.iter().try_for_each(|process| {
             capture.remark(&format!("does not end at SIGKILL: {}", process.description()))
         })
+    }
+
+    fn run_failsafe(&mut self, step: &Step, job: &Job<'_>) -> io::Result<Verdict> {
+        let directory = job.directory.join("failsafe");
+        fs::create_dir_all(&directory)?;
+        let job =
+            Job { step, directory: &directory, failsafe: None, ends_at_interrupt: false, ..*job };
+        Ok(self.execute(&job).map_err(io::Error::other)?.end.verdict())
     }
 }
 

@@ -118,8 +118,9 @@ fn at_its_limit_a_script_ends_with_a_grandchild_that_left_its_group() {
     let _turn = crate::alone::turn();
     descent::adopt_orphans().unwrap();
     let scene = Scene::new();
-    let script = "setsid sh -c 'echo $$ >away; exec sleep 1000' &\n\
-        while [ ! -s away ]; do sleep 0.01; done; : >ready; wait";
+    // Its parent ends at once.
+    let script = "sh -c 'setsid sh -c \"echo \\$\\$ >away; exec sleep 1000\" &'\n\
+        while [ ! -s away ]; do sleep 0.01; done; : >ready; exec sleep 1000";
     let end = scene.run(&scene.script("a", script), None, LONG);
     assert_eq!(end, End::TimedOut { slept: false });
     assert!(!scene.runs("away"));
@@ -132,11 +133,16 @@ fn a_script_that_ignores_sigterm_is_killed_behind_its_failsafe() {
     descent::adopt_orphans().unwrap();
     let scene = Scene::new();
     let script = "trap '' TERM; echo $$ >away; : >ready; while :; do sleep 1000; done";
-    let failsafe = scene.script("f", "kill -0 $(cat $SCENE/away) && echo yes >$SCENE/saw");
+    let failsafe = "kill -0 $(cat $SCENE/away) && echo yes >$SCENE/saw\n\
+        setsid sleep 1000 & echo $! >$SCENE/daemon";
+    let failsafe = scene.script("f", failsafe);
     let end = scene.run(&scene.script("a", script), Some(&failsafe), Duration::ZERO);
     assert_eq!(end, End::TimedOut { slept: false });
     assert_eq!(scene.read("saw"), "yes\n");
     assert!(!scene.runs("away"));
+    assert!(scene.runs("daemon"), "processes of the failsafe stay");
+    kill_since(&BTreeSet::new()).unwrap();
+    descent::reap();
 }
 
 #[test]
