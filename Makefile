@@ -106,6 +106,12 @@ functional: ## the functional suite on mounts (root): TAGS=functional, long, an 
 	cargo build --release --locked -p copyhold-cli -p copyhold-suite -p copyhold-torture
 	$(TARGET)/release/copyhold-suite -T $(TAGS) --known tests/functional/known-failures $(OPTIONS)
 
+.PHONY: test-functional
+test-functional: ## the same with the programs that `make test` builds, as CI does
+	scripts/setup.sh build test demo
+	cargo test --workspace --locked --no-run --quiet
+	$(TARGET)/debug/copyhold-suite --quiet --known tests/functional/known-failures
+
 .PHONY: fuzz
 fuzz: ## libFuzzer on each target for FUZZ_SECONDS=60: FUZZ=image for one (a nightly toolchain)
 	scripts/setup.sh build fuzz

@@ -171,7 +171,7 @@ clean_up_area() {
     if [ -e "$SUITE_DIR/made-pool" ]; then
         rm -f "$POOL" "$SUITE_DIR/made-pool"
     fi
-    rmdir "$MNT" 2>/dev/null || true
+    [ -n "${COPYHOLD_MOUNT:-}" ] || rmdir "$MNT" 2>/dev/null || true
     rmdir "$SUITE_DIR" 2>/dev/null || true
 }
 
