@@ -3,6 +3,7 @@
 //! The lock of the directory separates a place in use from one whose program was killed.
 
 use std::fs::{self, File, Permissions};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -17,20 +18,29 @@ use crate::{LoopDevice, detach, mount_table};
 pub struct Place {
     directory: TempDir,
     /// Locked as long as the place exists.
-    _in_use: File,
+    in_use: File,
 }
+
+/// A new directory may seem to be left over until it is locked.
+const TRIES: usize = 10;
 
 impl Place {
     /// A new directory in `parent` whose name begins with `prefix`, with an empty mount point.
     pub fn new(parent: &Path, prefix: &str) -> Result<Place, HarnessError> {
         let canonical = parent.canonicalize().on(parent.display())?;
-        let directory = tempfile::Builder::new().prefix(prefix).tempdir_in(canonical);
-        let directory = directory.on(parent.display())?;
-        let in_use = File::open(directory.path()).on(directory.path().display())?;
-        flock(&in_use, FlockOperation::NonBlockingLockShared).on(directory.path().display())?;
-        let place = Place { directory, _in_use: in_use };
-        fs::create_dir(place.mount_point()).on("the mount point")?;
-        Ok(place)
+        for _ in 0..TRIES {
+            let directory = tempfile::Builder::new().prefix(prefix).tempdir_in(&canonical);
+            let directory = directory.on(parent.display())?;
+            // It may have been removed until here, or be removed while this waits.
+            let Some(in_use) = opened(directory.path())? else { continue };
+            flock(&in_use, FlockOperation::LockShared).on(directory.path().display())?;
+            if directory.path().is_dir() {
+                let place = Place { directory, in_use };
+                fs::create_dir(place.mount_point()).on("the mount point")?;
+                return Ok(place);
+            }
+        }
+        Err(io::Error::from(ErrorKind::NotFound)).on(parent.display())
     }
 
     /// Removes places in `parent` whose program was killed, with mounts in them and loop devices
@@ -44,9 +54,7 @@ impl Place {
             // Not through a link: it may lead anywhere.
             let is_place =
                 name.starts_with(prefix) && !directory.is_symlink() && directory.is_dir();
-            if !is_place || is_in_use(&directory)? {
-                continue;
-            }
+            let Some(_left) = locked(&directory).filter(|_| is_place) else { continue };
             detach_all(&directory)?;
             LoopDevice::detach_below(&directory)?;
             fs::remove_dir_all(&directory).on(directory.display())?;
@@ -83,6 +91,11 @@ impl Place {
         self.directory.disable_cleanup(true);
         self.path().to_owned()
     }
+
+    /// Closing it is not enough: a process that is being started may have a copy.
+    fn unlock(&self) {
+        flock(&self.in_use, FlockOperation::Unlock).expect("it is locked");
+    }
 }
 
 /// Newest first: a mount may be in another. A daemon may have unmounted one meanwhile.
@@ -93,9 +106,19 @@ fn detach_all(directory: &Path) -> Result<(), HarnessError> {
     if mount_table::below(directory)?.is_empty() { Ok(()) } else { detached }
 }
 
-fn is_in_use(directory: &Path) -> Result<bool, HarnessError> {
-    let file = File::open(directory).on(directory.display())?;
-    Ok(flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
+/// The directory, unless it is gone.
+fn opened(directory: &Path) -> Result<Option<File>, HarnessError> {
+    match File::open(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some).on(directory.display()),
+    }
+}
+
+/// The directory, locked, if no program uses it: none begins to while it is held.
+fn locked(directory: &Path) -> Option<File> {
+    let file = File::open(directory).ok()?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
+    directory.is_dir().then_some(file)
 }
 
 impl Drop for Place {
@@ -105,6 +128,7 @@ impl Drop for Place {
             self.directory.disable_cleanup(true);
             eprintln!("{error}; unmount it, and remove {}", self.path().display());
         }
+        self.unlock();
     }
 }
 
