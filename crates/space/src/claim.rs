@@ -79,8 +79,9 @@ impl Drop for Claim {
         let Piece { metaslab, first, blocks } = self.piece;
         match self.written {
             Some(txg) => {
-                shared.metaslabs[metaslab].defer(txg, first, blocks);
+                // First the figures: the run may be released as soon as it is deferred.
                 shared.budget.defer(blocks.into());
+                shared.metaslabs[metaslab].defer(txg, first, blocks);
             }
             None => {
                 shared.unclaim(self.piece);
