@@ -127,18 +127,23 @@ impl Stat {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::io::{Read, Write};
+    use std::process::{Command, Stdio};
 
     use super::*;
 
     #[test]
     fn a_child_is_found_signalled_and_gone() {
         let _turn = crate::alone::turn();
-        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut cat = Command::new("cat");
+        let mut child = cat.arg("-").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        // A process that has just been started may have no words yet; one that answers has.
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let is_child = |process: &&Process| process.pid == child.id() as i32;
         let found = running().unwrap();
         let process = *found.iter().find(is_child).unwrap();
-        assert!(process.description().ends_with("sleep 1000"));
+        assert!(process.description().ends_with("cat -"));
         process.signal(Signal::KILL).unwrap();
         assert!(process.ends_within(Duration::from_secs(60)).unwrap());
         assert!(!running().unwrap().contains(&process), "a zombie does not run");
