@@ -9,7 +9,7 @@ use copyhold_format::item::ChecksumMode;
 use copyhold_format::label::{Features, Label, NeededNamespace};
 use copyhold_pool::{
     CreateOptions, Failure, LaneClass, OpenOptions, Pool, PoolError, Tier, Transaction, block_mode,
-    leave_trace, read_labels,
+    cancel_written, leave_trace, read_labels,
 };
 use copyhold_runtime::Rt;
 use copyhold_types::{Buf, DeviceId, Purpose};
@@ -231,6 +231,28 @@ fn a_write_that_changed_on_its_way_is_refused_and_counted() {
             assert_eq!(counted(), [refused, 0]);
             drop(claim);
         }
+    });
+}
+
+/// BIRTH-B2: the place is free at once, so nothing gets this birth any more.
+#[test]
+fn a_write_that_fails_spoils_its_birth() {
+    let world = World::new("4096+16:64b");
+    let rt: Rt = world.machine.rt.clone();
+    world.machine.rt.block_on(async {
+        let device: DynDevice = world.device.clone();
+        let pool = Pool::open(rt, device, OpenOptions::default()).await.unwrap();
+        leave_trace(&pool, ChecksumMode::Guard).await.unwrap();
+        let mut reserved = pool.reserve(4, Tier::Write).await.unwrap();
+        let before = pool.space();
+        let mut mode = || {
+            let mut claim = pool.claim(LaneClass::Data, 4, &mut reserved).unwrap().remove(0);
+            let mode = block_mode(&pool, ChecksumMode::Guard, [&mut claim]);
+            cancel_written(&pool, claim, &mut reserved);
+            mode.checksums
+        };
+        assert_eq!((mode(), mode()), (ChecksumMode::Guard, ChecksumMode::Item));
+        assert_eq!(pool.space(), before, "its blocks stay reserved");
     });
 }
 

@@ -1,5 +1,5 @@
-//! Extents of each place of checksums on an emulated namespace: each failure of the drive and of
-//! the way to it is found, or not, as `docs/integrity.md` says (section 4); and the rules by which
+//! Extents of each checksum mode on an emulated namespace: each failure of the drive and of
+//! the way to it is found, or not, as `docs/integrity.md` says (section 2); and the rules by which
 //! they are found are noticed when they are broken.
 
 use copyhold_check::{Options as CheckOptions, Problem, check};
