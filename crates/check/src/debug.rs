@@ -12,6 +12,7 @@ use copyhold_format::node::{Level, Node};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Ring, recover};
 use copyhold_pool::{Pool, PoolError, newest_uberblock, read_labels};
+use copyhold_space::FreeRuns;
 use copyhold_table::Table;
 use copyhold_types::{Buf, Key, NodePtr, TableId, Txg};
 use serde::Serialize;
@@ -334,6 +335,8 @@ pub struct SpaceView {
     /// Free blocks by the length of their run: element *i* counts those in runs of 2^*i* to
     /// 2^(*i*+1) − 1 blocks.
     pub free_blocks_by_run: Vec<u64>,
+    /// Percent, by OpenZFS's table of 2019; `None` where nothing is free.
+    pub fragmentation: Option<u64>,
     pub metaslabs: Vec<MetaslabView>,
 }
 
@@ -345,17 +348,21 @@ pub struct MetaslabView {
     pub allocated_runs: usize,
     pub free_runs: usize,
     pub longest_free_blocks: u64,
+    /// As of the pool.
+    pub fragmentation: Option<u64>,
 }
 
 /// Metaslabs, their allocations, and how contiguous the rest is.
 pub fn space(pool: &Pool) -> SpaceView {
     let figures = pool.space();
     let map = pool.space_map();
-    let mut free_blocks_by_run = Vec::new();
+    let mut free_runs = FreeRuns::default();
     let mut view = |id: copyhold_space::MetaslabId| {
         let runs = map.allocated_runs(id);
         let free: Vec<u32> = map.free_runs(id).iter().map(|run| run.blocks).collect();
-        free.iter().for_each(|&blocks| count_run(&mut free_blocks_by_run, blocks));
+        let mut runs_here = FreeRuns::default();
+        free.iter().for_each(|&blocks| runs_here.add(blocks));
+        free_runs.join(&runs_here);
         MetaslabView {
             device: id.device.0,
             metaslab: id.index,
@@ -363,6 +370,7 @@ pub fn space(pool: &Pool) -> SpaceView {
             allocated_runs: runs.len(),
             free_runs: free.len(),
             longest_free_blocks: free.iter().copied().max().map_or(0, u64::from),
+            fragmentation: runs_here.fragmentation(),
         }
     };
     let metaslabs: Vec<MetaslabView> = map.metaslabs().map(&mut view).collect();
@@ -378,14 +386,8 @@ pub fn space(pool: &Pool) -> SpaceView {
             .map(|view| view.longest_free_blocks)
             .max()
             .unwrap_or(0),
-        free_blocks_by_run,
+        free_blocks_by_run: free_runs.blocks_by_class().to_vec(),
+        fragmentation: free_runs.fragmentation(),
         metaslabs,
     }
-}
-
-/// Adds a run of `blocks`, which is not zero.
-fn count_run(by_run: &mut Vec<u64>, blocks: u32) {
-    let class = blocks.ilog2() as usize;
-    by_run.resize(by_run.len().max(class + 1), 0);
-    by_run[class] += u64::from(blocks);
 }

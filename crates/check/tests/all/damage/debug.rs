@@ -25,6 +25,9 @@ fn views_show_what_is_there() {
     assert_eq!(space.free_blocks_by_run.iter().sum::<u64>(), space.free_blocks);
     let class = space.longest_free_blocks.ilog2() as usize;
     assert_eq!(class + 1, space.free_blocks_by_run.len(), "the longest run is in the last class");
+    let parts = space.metaslabs.iter().filter_map(|metaslab| metaslab.fragmentation);
+    let (least, most) = (parts.clone().min(), parts.max());
+    assert!((least..=most).contains(&space.fragmentation), "{:?}", space.fragmentation);
 }
 
 #[test]
