@@ -33,6 +33,7 @@ pub(crate) enum Preallocate {
     copyhold create /dev/sdb --force                 although it holds something else\n  \
     copyhold create db.img --size 9G --preallocate written\n  \
     copyhold create /srv/pool.img --size 10G --pi 4096+16:64b\n  \
+    copyhold create test.img --size 4G --metaslab 4M --log-size 16M\n  \
     copyhold create /dev/ng0n1                       formatted with protection information\n\n\
     With `--preallocate written` the pool takes all its room now: no write fails for want of room \
     on the host. With --pi the size is that of the file, and the pool is smaller by the tuples.\n\
@@ -61,6 +62,14 @@ pub(crate) struct Create {
     /// use it
     #[arg(long, value_name = "FORMAT")]
     pi: Option<ProtectionFormat>,
+    /// Size of a metaslab, the unit of space maps: a power of two from 1M to 16G [default: 100 to
+    /// 200 of them, of 16M to 16G]
+    #[arg(long, value_name = "SIZE", value_parser = metaslab_size)]
+    metaslab: Option<Size>,
+    /// Size of one copy of the log, from 512K to a sixteenth of the pool [default: a sixty-fourth,
+    /// 4M to 64M]
+    #[arg(long, value_name = "SIZE")]
+    log_size: Option<Size>,
 }
 
 impl Create {
@@ -71,6 +80,8 @@ impl Create {
             force: self.force,
             preallocate: self.preallocate == Preallocate::Written,
             protection: self.pi,
+            metaslab_bytes: self.metaslab.map(|size| size.0),
+            log_bytes: self.log_size.map(|size| size.0),
             ..CreateOptions::default()
         };
         let id = describe::id(Pool::create(&self.pool, &options)?);
@@ -85,5 +96,28 @@ impl Create {
             };
             format!("{} is a pool; {next}\n", self.pool.display())
         })
+    }
+}
+
+fn metaslab_size(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse()?;
+    match size.0.is_power_of_two() && (1 << 20..=16 << 30).contains(&size.0) {
+        true => Ok(size),
+        false => Err(format!("'{text}' is no power of two from 1M to 16G")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metaslab_has_a_size_that_a_label_can_have() {
+        for text in ["1M", "4096K", "16G"] {
+            assert_eq!(metaslab_size(text), text.parse());
+        }
+        for text in ["512K", "3M", "32G", "0", "large"] {
+            assert!(metaslab_size(text).is_err(), "{text}");
+        }
     }
 }

@@ -88,6 +88,20 @@ fn a_preallocated_pool_takes_its_room_at_once() {
 }
 
 #[test]
+fn metaslabs_and_log_have_the_sizes_that_create_is_given() {
+    let place = Place::new();
+    let pool = place.path("pool.img");
+    let sizes = ["--size", "64M", "--metaslab", "2M", "--log-size", "1M"];
+    let output = copyhold(&[&["create", text(&pool)], &sizes[..]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let labels = json(&["debug", "labels", text(&pool)]);
+    assert_eq!((&labels["metaslab_blocks"], &labels["log_blocks"]), (&512.into(), &256.into()));
+    let space = json(&["debug", "space", text(&pool)]);
+    assert_eq!(space["metaslabs"].as_array().unwrap().len(), 32);
+    assert!(space["fragmentation"].as_u64().unwrap() < 50, "{}", space["fragmentation"]);
+}
+
+#[test]
 fn what_is_there_is_overwritten_only_by_force() {
     let place = Place::new();
     let pool = place.pool();

@@ -41,6 +41,8 @@ pub struct CreateOptions {
     pub preallocate: bool,
     /// Bytes of one copy of the log; `None`: chosen by the pool's size.
     pub log_bytes: Option<u64>,
+    /// Bytes of a metaslab, a power of two from 1 MiB to 16 GiB; `None`: chosen by the pool's size.
+    pub metaslab_bytes: Option<u64>,
     /// Most bytes of a node of metadata.
     pub node_bytes: Option<u32>,
     /// Make a namespace with protection information of this format on the file or device first.
@@ -104,6 +106,7 @@ fn shape_of(options: &CreateOptions) -> Shape {
         name: options.name.clone(),
         blocks: options.bytes.map(|bytes| bytes / BLOCK),
         log_bytes: options.log_bytes,
+        metaslab_blocks: options.metaslab_bytes.map(|bytes| bytes / BLOCK),
         node_bytes: options.node_bytes,
         preallocated: options.preallocate,
         // Otherwise both ends of the device are empty.
