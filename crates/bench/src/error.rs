@@ -20,6 +20,8 @@ pub(crate) enum BenchError {
     TooManyFiles { files: u32, open: u64 },
     #[error("--files-max {bytes} is too small for the room of clean data: at least {least}")]
     FilesTooSmall { bytes: u64, least: u64 },
+    #[error("there is no block device under this filesystem")]
+    NoDevice,
     #[error("the daemon refuses: {0}")]
     Refused(String),
     #[error("the process `copyhold-bench {0}` does not answer; its own message is above")]

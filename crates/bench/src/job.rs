@@ -36,7 +36,7 @@ pub(crate) trait Job {
     ) -> Result<Vec<Sample>, BenchError>;
 }
 
-/// Does `work` on an empty filesystem, which is gone behind it.
+/// Does `work` on a new filesystem of the site, which is gone behind it.
 pub(crate) fn on_fresh(
     site: &Site,
     kind: Kind,

@@ -20,6 +20,7 @@
 #![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "clocks are what a benchmark is about")]
 
+mod aged;
 mod busy;
 mod cargo_build;
 mod clients;
@@ -64,6 +65,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use copyhold_harness::Interrupt;
 
+use aged::Aged;
 use cargo_build::CargoBuild;
 use error::{BenchError, On};
 use files::Files;
@@ -105,6 +107,8 @@ Examples:
   copyhold-bench groups --curve --option memory=512M --rounds 1 --plot curve.svg
   copyhold-bench groups --rogue write,create,walk,read --arms on,off --option memory=512M
   copyhold-bench integrity --against btrfs,ext4 --option delta=25M
+  copyhold-bench aged --against btrfs,ext4 --plot aged.svg
+  copyhold-bench aged --size 512M --metaslab 1M --arms default,spacelog=off
   copyhold-bench rogue --kinds limit,xattr,queue --seconds 10 --plot rogue.svg";
 
 /// Measure Copyhold, and kernel filesystems beside it
@@ -179,6 +183,8 @@ enum Given {
     Names(Names),
     /// Random overwrites with each way of checksums
     Integrity(Integrity),
+    /// An aged pool: the log of space maps and its flushes, with each mount option
+    Aged(Aged),
     /// The waiting times of a tenant, alone and beside each kind of rogue
     Rogue(Rogue),
     /// A process that `unshare` starts
@@ -229,6 +235,7 @@ fn run(job: Given, common: &Common) -> Result<(), BenchError> {
         Given::Groups(job) => vec![Box::new(job)],
         Given::Names(job) => vec![Box::new(job)],
         Given::Integrity(job) => vec![Box::new(job)],
+        Given::Aged(job) => vec![Box::new(job)],
         Given::Rogue(job) => vec![Box::new(job)],
     };
     measure(&jobs, common, &interrupt)

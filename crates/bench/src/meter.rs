@@ -137,11 +137,14 @@ impl Measured {
     }
 
     pub(crate) fn percentiles(&self, variant: &str) -> [Sample; 2] {
-        [("p50", 0.50), ("p99", 0.99)].map(|(name, share)| {
-            let index = (self.latencies_ns.len() as f64 * share) as usize;
-            let ns = self.latencies_ns.get(index).copied().unwrap_or_default();
-            Sample::new(variant, name, "us", ns as f64 / 1000.0)
-        })
+        [("p50", 0.50), ("p99", 0.99)].map(|(name, share)| self.percentile(variant, name, share))
+    }
+
+    /// The time that this share of the operations stays below.
+    pub(crate) fn percentile(&self, variant: &str, name: &str, share: f64) -> Sample {
+        let index = (self.latencies_ns.len() as f64 * share) as usize;
+        let ns = self.latencies_ns.get(index).copied().unwrap_or_default();
+        Sample::new(variant, name, "us", ns as f64 / 1000.0)
     }
 }
 

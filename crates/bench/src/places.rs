@@ -17,8 +17,31 @@ pub(crate) const BLOCK: usize = 4096;
 enum Order {
     /// Each place as likely as any other.
     Random,
+    /// Each place that is kept as likely as any other.
+    Kept(Kept),
     /// One behind the other; behind the last the first.
     Sequential { next: u64 },
+}
+
+/// Which units of a file are kept and which are freed: each by itself, at random.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept {
+    /// The share of units that are freed, below 100.
+    pub(crate) freed_percent: u32,
+    pub(crate) seed: u64,
+}
+
+impl Kept {
+    pub(crate) fn has(self, index: u64) -> bool {
+        let seed = self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let draw = Xoshiro256PlusPlus::seed_from_u64(seed).next_u64();
+        below(draw, 100) >= u64::from(self.freed_percent)
+    }
+}
+
+/// A number below `limit`, from a uniform draw.
+fn below(draw: u64, limit: u64) -> u64 {
+    ((u128::from(draw) * u128::from(limit)) >> 64) as u64
 }
 
 /// A file of `units` units, and an order in which they are touched.
@@ -35,9 +58,20 @@ impl Places {
         Places::new(Order::Random, BLOCK, blocks, seed)
     }
 
+    /// Kept blocks at random; there is one at least.
+    pub(crate) fn kept(blocks: u64, kept: Kept, seed: u64) -> Places {
+        assert!((0..blocks).any(|index| kept.has(index)), "all of {blocks} blocks are freed");
+        Places::new(Order::Kept(kept), BLOCK, blocks, seed)
+    }
+
     /// Pieces of `unit` bytes, a multiple of a block, in order.
     pub(crate) fn sequential(unit: usize, units: u64, seed: u64) -> Places {
         Places::new(Order::Sequential { next: 0 }, unit, units, seed)
+    }
+
+    /// Blocks in order, from block `next` on.
+    pub(crate) fn blocks_from(next: u64, blocks: u64, seed: u64) -> Places {
+        Places::new(Order::Sequential { next }, BLOCK, blocks, seed)
     }
 
     fn new(order: Order, unit: usize, units: u64, seed: u64) -> Places {
@@ -52,10 +86,13 @@ impl Places {
 
     pub(crate) fn next_offset(&mut self) -> u64 {
         let index = match &mut self.order {
-            Order::Random => {
-                let wide = u128::from(self.rng.next_u64()) * u128::from(self.units);
-                (wide >> 64) as u64
-            }
+            Order::Random => below(self.rng.next_u64(), self.units),
+            Order::Kept(kept) => loop {
+                let index = below(self.rng.next_u64(), self.units);
+                if kept.has(index) {
+                    break index;
+                }
+            },
             Order::Sequential { next } => {
                 let index = *next;
                 *next = (index + 1) % self.units;
@@ -110,6 +147,19 @@ mod tests {
             seen[(offset / BLOCK as u64) as usize] = true;
         }
         assert_eq!(seen, [true; 10]);
+    }
+
+    #[test]
+    fn of_the_kept_places_each_is_used_and_no_freed_one() {
+        let kept = Kept { freed_percent: 22, seed: 5 };
+        let count = (0..10_000).filter(|&index| kept.has(index)).count();
+        assert!((7_600..8_000).contains(&count), "{count} of 10,000 are kept");
+        let mut places = Places::kept(50, kept, 1);
+        let used: std::collections::BTreeSet<u64> =
+            (0..2000).map(|_| places.next_offset() / BLOCK as u64).collect();
+        assert!(used.iter().copied().eq((0..50).filter(|&index| kept.has(index))));
+        let all = Kept { freed_percent: 0, seed: 5 };
+        assert!((0..100).all(|index| all.has(index)));
     }
 
     #[test]

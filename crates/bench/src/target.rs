@@ -1,16 +1,19 @@
 //! A fresh filesystem over a file: made, mounted, and taken away again whatever happens.
 //!
 //! Copyhold mounts its file by itself, and the null store needs none. Kernel filesystems get a loop
-//! device with direct I/O over a file of the same size, so that neither is cached twice. `plain` is
-//! a directory as it is, for trying a job out.
+//! device with direct I/O over a file of the same size, so that neither is cached twice. A job may
+//! put Copyhold on such a device, too, and may begin with a copy of an image that it has saved.
+//! `plain` is a directory as it is, for trying a job out.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use copyhold_fuse::ask::{self, ask};
 use copyhold_harness::{LoopDevice, Place, Pool, Program};
 use rustix::process::geteuid;
 use serde_json::Value;
@@ -80,9 +83,24 @@ pub(crate) struct Site {
     create: Vec<String>,
     kernels: Vec<String>,
     image_bytes: u64,
+    under: Under,
     /// What was left out and why.
     notes: RefCell<BTreeSet<String>>,
 }
+
+/// The place of a new filesystem.
+#[derive(Clone, Debug)]
+enum Under {
+    /// A new image; kernel filesystems get a loop device over it.
+    Image,
+    /// A loop device over a new image.
+    Device,
+    /// A loop device over a copy of this image, which has a filesystem.
+    CopyOf(PathBuf),
+}
+
+/// As in `crates/serve/src/control.rs`.
+const SYNC: ask::Command = ask::Command::bare(b'C', 1);
 
 impl Site {
     /// `data_bytes`: what a job keeps on the filesystem at most.
@@ -100,6 +118,7 @@ impl Site {
             create: Vec::new(),
             kernels: vec!["noatime".into()],
             image_bytes: data_bytes * 5 / 2 + (1 << 30),
+            under: Under::Image,
             notes: RefCell::default(),
         })
     }
@@ -112,7 +131,7 @@ impl Site {
     }
 
     /// The same with more arguments of `copyhold create`, and notes of its own.
-    pub(crate) fn created_with<const N: usize>(&self, more: [String; N]) -> Site {
+    pub(crate) fn created_with(&self, more: impl IntoIterator<Item = String>) -> Site {
         let mut site = self.again();
         site.create.extend(more);
         site
@@ -125,6 +144,16 @@ impl Site {
         site
     }
 
+    /// The same with a device of so many bytes under each filesystem, and notes of its own.
+    pub(crate) fn on_devices(&self, bytes: u64) -> Site {
+        Site { image_bytes: bytes, under: Under::Device, ..self.again() }
+    }
+
+    /// The same with a copy of an image under each filesystem, and notes of its own.
+    pub(crate) fn on_copies_of(&self, image: &Path) -> Site {
+        Site { under: Under::CopyOf(image.to_owned()), ..self.again() }
+    }
+
     fn again(&self) -> Site {
         Site {
             directory: self.directory.clone(),
@@ -133,6 +162,7 @@ impl Site {
             create: self.create.clone(),
             kernels: self.kernels.clone(),
             image_bytes: self.image_bytes,
+            under: self.under.clone(),
             notes: RefCell::default(),
         }
     }
@@ -167,19 +197,46 @@ impl Site {
 
     fn make_pool(&self, place: Place) -> Result<Pool, BenchError> {
         let options = self.options.iter().flat_map(|option| ["-o".to_owned(), option.clone()]);
+        let device = match self.under {
+            Under::Image => None,
+            Under::Device | Under::CopyOf(_) => Some(self.make_device(&place)?),
+        };
         let pool = Pool::new(self.program.clone(), place).mounted_with(options);
         let size = self.image_bytes.to_string();
-        let more = self.create.iter().map(String::as_str);
-        let arguments: Vec<&str> = ["--size", &size].into_iter().chain(more).collect();
-        pool.create(&arguments)?;
+        let (pool, size): (Pool, &[&str]) = match device {
+            Some(device) => (pool.on(device), &[]),
+            None => (pool, &["--size", &size]),
+        };
+        if self.makes_filesystems() {
+            let more: Vec<&str> = self.create.iter().map(String::as_str).collect();
+            pool.create(&[size, &more].concat())?;
+        }
         Ok(pool)
     }
 
+    fn makes_filesystems(&self) -> bool {
+        !matches!(self.under, Under::CopyOf(_))
+    }
+
+    /// A loop device over the image of the place.
+    fn make_device(&self, place: &Place) -> Result<LoopDevice, BenchError> {
+        match &self.under {
+            Under::Image | Under::Device => place.make_image(self.image_bytes)?,
+            Under::CopyOf(image) => {
+                let mut copy = Command::new("cp");
+                copy.args(["--sparse=always", "--reflink=auto"]).arg(image).arg(place.image());
+                run(&mut copy)?;
+            }
+        }
+        Ok(LoopDevice::over(place.image(), &["--direct-io=on"])?)
+    }
+
     fn make_kernels(&self, kind: Kind, place: Place) -> Result<Store, BenchError> {
-        place.make_image(self.image_bytes)?;
-        let device = LoopDevice::over(place.image(), &["--direct-io=on"])?;
-        let quiet: &[&str] = if kind == Kind::Ext4 { &["-q", "-F"] } else { &["-q", "-f"] };
-        run(Command::new(format!("mkfs.{}", kind.name())).args(quiet).arg(device.path()))?;
+        let device = self.make_device(&place)?;
+        if self.makes_filesystems() {
+            let quiet: &[&str] = if kind == Kind::Ext4 { &["-q", "-F"] } else { &["-q", "-f"] };
+            run(Command::new(format!("mkfs.{}", kind.name())).args(quiet).arg(device.path()))?;
+        }
         Ok(Store::Kernels { place, device })
     }
 }
@@ -329,27 +386,49 @@ impl Target<'_> {
 
     /// Makes everything durable that was written.
     pub(crate) fn sync(&self) -> Result<(), BenchError> {
-        match self.kind {
-            Kind::Copyhold => run(self.copyhold().arg("sync").arg(self.directory())).map(drop),
-            Kind::Btrfs | Kind::Ext4 | Kind::Xfs | Kind::Null | Kind::Plain => {
-                let root = File::open(self.directory()).on(self.directory().display())?;
-                rustix::fs::syncfs(&root).on("syncfs")
-            }
+        let root = File::open(self.directory()).on(self.directory().display())?;
+        rustix::fs::syncfs(&root).on("syncfs")?;
+        if self.kind != Kind::Copyhold {
+            return Ok(());
         }
+        let synced = ask(&root, SYNC, b"").map(drop);
+        synced.map_err(|errno| io::Error::from_raw_os_error(errno.code())).on("sync")
     }
 
     /// What the device was asked to write so far.
     pub(crate) fn traffic(&self) -> Result<Traffic, BenchError> {
         match &self.store {
             Store::Pool(pool) => Traffic::of_info(&pool.info()?).ok_or_else(|| self.no_counters()),
-            Store::Kernels { device, .. } => {
-                let name = device.path().file_name().expect("devices have names");
-                let path = Path::new("/sys/block").join(name).join("stat");
-                let stat = fs::read_to_string(&path).on(path.display())?;
-                Ok(Traffic::of_block_stat(&stat))
-            }
+            Store::Kernels { .. } => self.traffic_of_device(),
             Store::Null { .. } | Store::Plain(_) => Ok(Traffic::default()),
         }
+    }
+
+    /// The same, as the kernel counts it for the device.
+    pub(crate) fn traffic_of_device(&self) -> Result<Traffic, BenchError> {
+        Ok(Traffic::of_block_stat(&self.device_file("stat")?))
+    }
+
+    /// A file that the kernel has for the block device under the filesystem.
+    pub(crate) fn device_file(&self, name: &str) -> Result<String, BenchError> {
+        let device = self.device().ok_or(BenchError::NoDevice)?;
+        let device = device.file_name().unwrap_or_default();
+        let path = Path::new("/sys/block").join(device).join(name);
+        fs::read_to_string(&path).on(path.display())
+    }
+
+    fn device(&self) -> Option<PathBuf> {
+        match &self.store {
+            Store::Pool(pool) => Some(pool.path()).filter(|path| path.starts_with("/dev")),
+            Store::Kernels { device, .. } => Some(device.path().to_owned()),
+            Store::Null { .. } | Store::Plain(_) => None,
+        }
+    }
+
+    /// Unmounts, moves the image to `to`, on the same filesystem, and removes everything else.
+    pub(crate) fn save(self, to: &Path) -> Result<(), BenchError> {
+        self.unmount()?;
+        fs::rename(self.place().image(), to).on(to.display())
     }
 
     /// Unmounts, waits until the pool is closed, and removes everything.

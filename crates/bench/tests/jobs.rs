@@ -194,6 +194,20 @@ fn rogue() {
 }
 
 #[test]
+fn aged() {
+    let shape =
+        ["aged", "--size", "64M", "--metaslab", "1M", "--log-size", "1M", "--arms", "default"];
+    let load = ["--log-laps", "1", "--ops-per-txg", "200", "--txgs", "2", "--seconds", "1"];
+    let lines = run(&[&shape[..], &load].concat());
+    assert_eq!(metrics(&lines, "plain"), BTreeSet::new());
+    let expected = ["image.fragmentation", "default.free.txg.sync_mean", "default.free.loop.p999"];
+    let found = metrics(&lines, "copyhold");
+    assert!(!has_copyhold() || expected.iter().all(|it| found.contains(it)), "{found:?}");
+    let judged = lines.iter().any(|line| line["derived"] == "fragmentation");
+    assert_eq!(judged, has_copyhold());
+}
+
+#[test]
 fn figures_are_drawn() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("files.svg");
