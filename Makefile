@@ -110,6 +110,7 @@ functional: ## the functional suite on mounts (root): TAGS=functional, long, an 
 test-functional: ## the same with the programs that `make test` builds, as CI does
 	scripts/setup.sh build test demo
 	cargo test --workspace --locked --no-run --quiet
+	cargo build --locked --quiet -p copyhold-torture
 	$(TARGET)/debug/copyhold-suite --quiet --known tests/functional/known-failures
 
 .PHONY: fuzz

@@ -65,12 +65,32 @@ struct CommandLine {
     /// What to mount with, as for `copyhold mount -o`
     #[arg(long)]
     options: Option<String>,
+    /// The pool's size, as for `copyhold create`
+    #[arg(long, default_value = "4G")]
+    size: String,
+    /// More arguments of `copyhold create`, separated by spaces
+    #[arg(long, value_name = "ARGUMENTS", allow_hyphen_values = true)]
+    create: Option<String>,
+    /// The pool is on a loop device, not in a file
+    #[arg(long)]
+    device: bool,
+    /// The checksum mode of all files
+    #[arg(long, value_name = "MODE")]
+    checksum: Option<String>,
     /// Where the pool goes [default: the system's directory for temporary files]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// The program [default: `copyhold` beside this one]
     #[arg(long)]
     program: Option<PathBuf>,
+}
+
+impl CommandLine {
+    /// A pool on a device takes all of it.
+    fn create_arguments(&self) -> Vec<&str> {
+        let size = ["--size", &self.size].into_iter().filter(|_| !self.device);
+        size.chain(self.create.iter().flat_map(|given| given.split_whitespace())).collect()
+    }
 }
 
 fn main() -> ExitCode {
@@ -94,7 +114,14 @@ fn run(given: &CommandLine, seed: u64) -> Result<(), TortureError> {
     let interrupt = Interrupt::watch()?;
     let (dir, program, options) = (given.dir.clone(), given.program.clone(), given.options.clone());
     let pool = pool::in_new_directory(dir, "copyhold-torture-", program, options)?;
-    let result = pool::create_and_mount(&pool, "4G").and_then(|()| {
+    let pool = if given.device { pool::on_loop_device(pool, &given.size)? } else { pool };
+    let result = pool::create_and_mount(&pool, &given.create_arguments()).and_then(|()| {
+        if let Some(mode) = &given.checksum {
+            pool.run(
+                &["property", "set"],
+                &[&pool.mount_point(), "checksum".as_ref(), mode.as_ref()],
+            )?;
+        }
         let mut torture = Torture::new(&pool, given, seed, &interrupt)?;
         let ended = torture.run().inspect_err(|_| drop(pool.unmount()));
         // The signal may have been for the programs that it has run, too.
@@ -221,5 +248,16 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn the_shape_of_the_pool_is_given_as_for_create() {
+        let parse = |given: &[&str]| CommandLine::try_parse_from([&["x"], given].concat()).unwrap();
+        assert_eq!(parse(&[]).create_arguments(), ["--size", "4G"]);
+        let shape = ["--size", "1G", "--create", "--metaslab 1M --pi 4096+16:64b"];
+        let expected = ["--size", "1G", "--metaslab", "1M", "--pi", "4096+16:64b"];
+        assert_eq!(parse(&shape).create_arguments(), expected);
+        let on_device = parse(&[&shape[..], &["--device"]].concat());
+        assert_eq!(on_device.create_arguments(), expected[2..]);
     }
 }

@@ -1,8 +1,9 @@
 //! The pool of a run: quotas are on, and its daemon writes a log beside it.
 
 use std::path::PathBuf;
+use std::process::Command;
 
-use copyhold_harness::{Place, Pool, Program};
+use copyhold_harness::{LoopDevice, Place, Pool, Program, run};
 
 use crate::error::TortureError;
 
@@ -21,9 +22,17 @@ pub fn in_new_directory(
     Ok(Pool::new(Program::given_or_beside(program)?, place).mounted_with(arguments))
 }
 
-/// Makes the pool of `size`, as `copyhold create` understands it, and mounts it.
-pub fn create_and_mount(pool: &Pool, size: &str) -> Result<(), TortureError> {
-    pool.create(&["--size", size])?;
+/// On a loop device of `size` over the image of the pool.
+pub fn on_loop_device(pool: Pool, size: &str) -> Result<Pool, TortureError> {
+    let image = pool.place().image();
+    run(Command::new("truncate").args(["--size", size]).arg(&image))?;
+    let device = LoopDevice::over(&image, &[])?;
+    Ok(pool.on(device))
+}
+
+/// Makes the pool with these arguments of `copyhold create`, and mounts it.
+pub fn create_and_mount(pool: &Pool, create: &[&str]) -> Result<(), TortureError> {
+    pool.create(create)?;
     pool.mount()?;
     pool.run(&["quota", "enable", "--simple"], &[&pool.mount_point()])?;
     Ok(())

@@ -108,7 +108,7 @@ fn run(given: &CommandLine) -> Result<(), TortureError> {
     let (dir, program, options) = (given.dir.clone(), given.program.clone(), given.options.clone());
     let pool = pool::in_new_directory(dir, "copyhold-soak-", program, options)?;
     let mut series = Series::new(lines);
-    let result = pool::create_and_mount(&pool, &size).and_then(|()| {
+    let result = pool::create_and_mount(&pool, &["--size", &size]).and_then(|()| {
         let ended = Soak { pool: &pool, given, interrupt: &interrupt, series: &mut series }.run();
         ended.inspect_err(|_| drop(pool.unmount()))
     });
