@@ -39,10 +39,14 @@ test: ## all tests
 	cargo test --workspace --locked
 
 .PHONY: test-uring
-test-uring: ## the mount tests over io_uring (root, /sys/module/fuse/parameters/enable_uring = Y)
+test-uring: ## mount tests and functional suite over io_uring (root, /sys/module/fuse/parameters/enable_uring = Y)
 	scripts/setup.sh build demo
 	COPYHOLD_TEST_TRANSPORT=uring cargo test --workspace --locked --lib --bins \
 		$(MOUNT_TESTS)
+	cargo build --workspace --locked --quiet --bin copyhold --bin copyhold-suite \
+		--bin copyhold-torture
+	COPYHOLD_OPTIONS=transport=uring $(TARGET)/debug/copyhold-suite --quiet \
+		--known tests/functional/known-failures
 
 .PHONY: examples
 examples: ## run the library's examples on a pool of their own
@@ -110,7 +114,7 @@ functional: ## the functional suite on mounts (root): TAGS=functional, long, an 
 test-functional: ## the same with the programs that `make test` builds, as CI does
 	scripts/setup.sh build test demo
 	cargo test --workspace --locked --no-run --quiet
-	cargo build --locked --quiet -p copyhold-torture
+	cargo build --workspace --locked --quiet --bin copyhold-torture
 	$(TARGET)/debug/copyhold-suite --quiet --known tests/functional/known-failures
 
 .PHONY: fuzz

@@ -12,7 +12,7 @@
 #   COPYHOLD_POOL=/srv/test.img COPYHOLD_MOUNT=/mnt tests/functional/mount/cleanup
 #
 # A pool that is there is mounted, not made, and stays. Tests change it, and some kill its daemon:
-# take one that holds nothing else.
+# take one that holds nothing else. COPYHOLD_OPTIONS are mount options of each mount.
 
 export LC_ALL=C
 SUITE_ROOT=${SUITE_ROOT:-$(cd "$(dirname "$0")/.." && pwd)}
@@ -127,7 +127,9 @@ for key in sys.argv[1].split("."):
 print(json.dumps(value) if isinstance(value, (dict, list, bool)) else value)' "$name"
 }
 
-mount_pool() { copyhold mount "$@" "$POOL" "$MNT"; }
+mount_pool() { mount_with_options "$@" "$POOL" "$MNT"; }
+
+mount_with_options() { copyhold mount ${COPYHOLD_OPTIONS:+-o "$COPYHOLD_OPTIONS"} "$@"; }
 
 unmount_pool() { copyhold umount "$MNT" >/dev/null; }
 
@@ -234,6 +236,6 @@ scratch() {
     on_exit unmount_scratch
 }
 
-mount_scratch() { copyhold mount "$@" "$SCRATCH" "$SCRATCH_MNT"; }
+mount_scratch() { mount_with_options "$@" "$SCRATCH" "$SCRATCH_MNT"; }
 
 unmount_scratch() { ! is_mounted "$SCRATCH_MNT" || copyhold umount "$SCRATCH_MNT" >/dev/null; }

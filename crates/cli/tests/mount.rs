@@ -7,10 +7,8 @@
 
 mod site;
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::ffi::OsStrExt;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -75,45 +73,6 @@ fn write_synced(path: &Path, content: &[u8]) {
 }
 
 #[test]
-fn mount_returns_when_usable_and_umount_when_closed() {
-    let Some(site) = mounted() else { return };
-    fs::create_dir(site.path("dir")).unwrap();
-    fs::write(site.path("dir/file"), b"hello").unwrap();
-    site.unmount();
-    assert!(is_closed(&site), "umount returned before the pool was closed");
-    assert!(fs::read_dir(site.mnt()).unwrap().next().is_none());
-    site.mount(&[]);
-    assert_eq!(fs::read(site.path("dir/file")).unwrap(), b"hello");
-    site.checked();
-}
-
-#[test]
-fn a_pool_can_be_unmounted_by_its_own_name() {
-    let Some(site) = mounted() else { return };
-    site.done(&["umount", &site.pool()]);
-    assert!(!is_mounted(&site) && is_closed(&site));
-    refused(&tells(&site, "umount", &[]), 1, "neither a mounted pool");
-}
-
-#[test]
-fn a_killed_daemon_leaves_a_pool_that_simply_mounts_again() {
-    let Some(site) = mounted() else { return };
-    for round in 0..3 {
-        let name = format!("file{round}");
-        write_synced(&site.path(&name), name.as_bytes());
-        fs::write(site.path("unsynced"), b"old or new or absent").unwrap();
-        site.kill();
-        assert!(fs::read(site.path(&name)).is_err());
-        site.mount(&[]);
-        for earlier in 0..=round {
-            let name = format!("file{earlier}");
-            assert_eq!(fs::read(site.path(&name)).unwrap(), name.as_bytes());
-        }
-    }
-    site.checked();
-}
-
-#[test]
 fn a_mount_right_behind_a_kill_waits_for_the_daemon_to_be_gone() {
     let Some(site) = mounted() else { return };
     for round in 0..10u8 {
@@ -123,29 +82,6 @@ fn a_mount_right_behind_a_kill_waits_for_the_daemon_to_be_gone() {
         site.mount(&[]);
     }
     site.checked();
-}
-
-#[test]
-fn umount_removes_the_mount_of_a_dead_daemon() {
-    let Some(site) = mounted() else { return };
-    site.kill();
-    refused(&tells(&site, "sync", &[]), 1, "the daemon of");
-    site.unmount();
-    assert!(!is_mounted(&site));
-}
-
-#[test]
-fn sync_makes_everything_durable() {
-    let Some(site) = mounted() else { return };
-    for number in 0..50 {
-        fs::write(site.path(&format!("file{number}")), vec![number; 5000]).unwrap();
-    }
-    site.done(&["sync", &site.at("")]);
-    site.kill();
-    site.mount(&[]);
-    for number in 0..50 {
-        assert_eq!(fs::read(site.path(&format!("file{number}"))).unwrap(), vec![number; 5000]);
-    }
 }
 
 /// The view `debug NAME` of the pool.
@@ -185,31 +121,6 @@ fn a_log_damaged_in_its_middle_is_cut_on_demand_only() {
 }
 
 #[test]
-fn a_mount_in_use_is_not_unmounted_unless_lazily() {
-    let Some(site) = mounted() else { return };
-    let mut file = File::create(site.path("open")).unwrap();
-    refused(&tells(&site, "umount", &[]), 4, "is busy");
-    file.write_all(b"still there").unwrap();
-    site.done(&["umount", "--lazy", &site.at("")]);
-    assert!(!is_mounted(&site));
-    file.write_all(b", and still open").unwrap();
-    drop(file);
-    wait_until(|| is_closed(&site));
-    site.mount(&[]);
-    assert_eq!(fs::read(site.path("open")).unwrap(), b"still there, and still open");
-}
-
-#[test]
-fn a_mounted_pool_is_not_mounted_over_itself_nor_made_anew() {
-    let Some(site) = mounted() else { return };
-    fs::write(site.path("file"), b"here").unwrap();
-    refused(&tells(&site, "mount", &[]), 4, "");
-    let over = Command::new(PROGRAM).args(["create", "--force"]).arg(site.pool()).output();
-    refused(&over.unwrap(), 4, "in use");
-    assert_eq!(fs::read(site.path("file")).unwrap(), b"here");
-}
-
-#[test]
 fn where_births_are_not_told_nothing_else_is_missing() {
     let Some(site) = unmounted() else { return };
     site.mount(&["-o", "nobtime"]);
@@ -220,25 +131,6 @@ fn where_births_are_not_told_nothing_else_is_missing() {
     assert_eq!((found.stx_size, found.stx_nlink), (10_000, 1));
     assert_eq!(fs::metadata(site.path("file")).unwrap().len(), 10_000);
     assert!(fs::metadata(site.path("file")).unwrap().created().is_err());
-}
-
-#[test]
-fn mount_points_that_will_not_do_are_told_apart() {
-    let Some(site) = unmounted() else { return };
-    let on = |path: &Path| {
-        Command::new(PROGRAM).arg("mount").arg(site.pool()).arg(path).output().unwrap()
-    };
-    refused(&on(&site.path("missing")), 1, "does not exist");
-    let file = site.directory().join("file");
-    fs::write(&file, "").unwrap();
-    refused(&on(&file), 2, "not a directory");
-    let options = tells(&site, "mount", &["-o", "nonsense"]);
-    refused(&options, 2, "nonsense");
-    let other = site.directory().join("other.img");
-    fs::write(&other, vec![1; 1 << 20]).unwrap();
-    let no_pool = Command::new(PROGRAM).arg("mount").arg(&other).arg(site.mnt()).output().unwrap();
-    refused(&no_pool, 1, "not a Copyhold pool");
-    assert!(!is_mounted(&site) && is_closed(&site));
 }
 
 #[test]
@@ -261,76 +153,6 @@ fn sigterm_and_ctrl_c_unmount_cleanly() {
         assert_eq!(fs::read_to_string(site.path("file")).unwrap(), format!("{signal:?}"));
         site.unmount();
     }
-}
-
-#[test]
-fn a_read_only_mount_changes_nothing() {
-    let Some(site) = mounted() else { return };
-    fs::write(site.path("file"), b"as it was").unwrap();
-    site.done(&["sync", &site.at("")]);
-    site.kill();
-    site.unmount();
-    let before = fs::read(site.pool()).unwrap();
-    site.mount(&["-o", "ro"]);
-    assert_eq!(fs::read(site.path("file")).unwrap(), b"as it was");
-    let denied = fs::write(site.path("other"), b"").unwrap_err();
-    assert_eq!(denied.kind(), ErrorKind::ReadOnlyFilesystem);
-    site.unmount();
-    assert!(fs::read(site.pool()).unwrap() == before, "a read-only mount wrote");
-}
-
-#[test]
-fn info_of_a_mount_counts_what_the_device_did() {
-    let Some(site) = mounted() else { return };
-    write_synced(&site.path("file"), &[7; 1 << 20]);
-    let info = site.done(&["info", &site.at("")]);
-    assert_eq!(info["mounted_at"], site.mnt().to_str().unwrap());
-    assert!(info["counters"]["data"]["written_bytes"].as_u64().unwrap() >= 1 << 20, "{info}");
-    assert!(info["counters"]["log"]["writes"].as_u64().unwrap() > 0, "{info}");
-    assert!(info["flushes"].as_u64().unwrap() > 0, "{info}");
-}
-
-#[test]
-fn a_full_pool_refuses_writes_keeps_what_it_has_and_can_be_emptied() {
-    let Some(site) = mounted() else { return };
-    let mut kept = Vec::new();
-    let error = loop {
-        let name = format!("file{}", kept.len());
-        let content = vec![kept.len() as u8; 4 << 20];
-        match fs::write(site.path(&name), &content) {
-            Ok(()) => kept.push((name, content)),
-            Err(error) => break error,
-        }
-        assert!(kept.len() < 64, "256 MiB never fill up");
-    };
-    assert_eq!(error.kind(), ErrorKind::StorageFull);
-    site.done(&["sync", &site.at("")]);
-    site.unmount();
-    site.mount(&[]);
-    for (name, content) in &kept {
-        assert!(fs::read(site.path(name)).unwrap() == *content, "{name}");
-    }
-    for (name, _) in &kept {
-        fs::remove_file(site.path(name)).unwrap();
-    }
-    fs::write(site.path("again"), vec![1; 64 << 20]).unwrap();
-    site.checked();
-}
-
-#[test]
-fn names_are_bytes_and_255_of_them_at_most() {
-    let Some(site) = mounted() else { return };
-    let longest = "n".repeat(255);
-    fs::write(site.path(&longest), b"long").unwrap();
-    let error = fs::write(site.path(&"n".repeat(256)), b"").unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NAMETOOLONG.raw_os_error()));
-    let bytes = OsStr::from_bytes(b"\xff\xfe \n\t\\\x01");
-    fs::write(site.mnt().join(bytes), b"bytes").unwrap();
-    site.unmount();
-    site.mount(&[]);
-    assert_eq!(fs::read(site.path(&longest)).unwrap(), b"long");
-    let names: Vec<_> = fs::read_dir(site.mnt()).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert!(names.iter().any(|name| name == bytes), "{names:?}");
 }
 
 #[test]
