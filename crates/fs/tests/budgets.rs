@@ -12,16 +12,14 @@
 //! The allocator counts for the whole process, so no other test may run beside this one: it is a
 //! program of its own.
 
-#![allow(unsafe_code)] // an allocator that counts
 #![allow(clippy::disallowed_methods)] // a test program's arguments, and a file beside it
 
 #[path = "all/common/mod.rs"]
 #[allow(dead_code, reason = "the other tests use more of it")]
 mod common;
+mod counting;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::*;
 use copyhold_device::DynDevice;
@@ -35,27 +33,6 @@ use copyhold_memory::Arm;
 use copyhold_pool::Limits;
 use copyhold_runtime::Rt;
 use copyhold_types::{Purpose, SubvolId};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: everything is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promises are the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are the same.
-        unsafe { System.dealloc(place, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 const BLOCK: u64 = 4096;
 /// Blocks of the file that is overwritten.
@@ -87,7 +64,7 @@ impl Count {
             data,
             log,
             other: all - data - log,
-            allocations: ALLOCATIONS.load(Ordering::Relaxed),
+            allocations: counting::allocations(),
         }
     }
 
