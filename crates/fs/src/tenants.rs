@@ -19,7 +19,7 @@ use copyhold_pool::{Credit, IdSpace, Tier, Transaction};
 use copyhold_runtime::WriteGuard;
 use copyhold_types::{InodeNo, SubvolId, Timestamp};
 use copyhold_volume::quota::{self, GroupId, Hold, Inherit, Ledger, QuotaError, Request, Rows};
-use copyhold_volume::{Leaving, NewSubvol, VolumeError, Volumes};
+use copyhold_volume::{Leaving, NewSubvol, VolumeError, Volumes, is_freeing};
 use futures_util::future::join_all;
 
 use crate::dir::{Bucket, Found, Name, put_bucket};
@@ -149,7 +149,7 @@ impl Filesystem {
     pub async fn enable_quotas(self: &Arc<Self>) -> Result<()> {
         self.writable()?;
         loop {
-            let credit = self.quota_credit().await?;
+            let credit = quota_credit(self).await?;
             match self.volumes.enable_quotas(credit).await {
                 // Records of the time before are being swept: that is soon done.
                 Err(VolumeError::Quota(QuotaError::Clearing)) => {
@@ -176,7 +176,7 @@ impl Filesystem {
     /// Turns quotas off; groups, limits and relations are lost.
     pub async fn disable_quotas(self: &Arc<Self>) -> Result<()> {
         self.writable()?;
-        self.volumes.disable_quotas(self.quota_credit().await?)?;
+        self.volumes.disable_quotas(quota_credit(self).await?)?;
         Ok(())
     }
 
@@ -186,7 +186,7 @@ impl Filesystem {
         change: impl FnOnce(&Ledger) -> std::result::Result<Rows, QuotaError>,
     ) -> Result<()> {
         self.writable()?;
-        self.volumes.change_quotas(self.quota_credit().await?, change)?;
+        self.volumes.change_quotas(quota_credit(self).await?, change)?;
         Ok(())
     }
 
@@ -203,23 +203,17 @@ impl Filesystem {
         self.credit(Tier::DeleteSubvolume, edits, bytes).await
     }
 
-    async fn quota_credit(&self) -> Result<Credit> {
-        self.credit(Tier::Delete, Volumes::LIFE_EDITS, Volumes::LIFE_BYTES).await
-    }
-
     /// Waits until nothing of these subvolumes, or of all, is left to be given back.
     ///
     /// # Errors
     /// Damage prevents the deletion, so it would not end.
     pub async fn sync_subvolumes(self: &Arc<Self>, ids: &[SubvolId]) -> Result<()> {
-        let is_meant = |id: SubvolId| ids.is_empty() || ids.contains(&id);
         let mut is_told = false;
         loop {
             self.usable()?;
             // Releases that are pending and rows of the dead, too.
             let worked = self.volumes.background_step().await?;
-            let mut left = self.volumes.list().into_iter();
-            if left.any(|subvol| subvol.is_dying() && is_meant(subvol.id())) {
+            if is_freeing(&self.volumes, ids) {
                 match self.volumes.unfreeable() {
                     _ if worked => {}
                     Some(id) => return Err(VolumeError::Unfreeable(id).into()),
@@ -330,6 +324,10 @@ impl Filesystem {
             inherit: groups.map_or(Inherit::FromHolder, Inherit::Groups),
         }
     }
+}
+
+async fn quota_credit(fs: &Filesystem) -> Result<Credit> {
+    fs.credit(Tier::Delete, Volumes::LIFE_EDITS, Volumes::LIFE_BYTES).await
 }
 
 /// Where an entry in this directory is.

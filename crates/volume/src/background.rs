@@ -141,7 +141,7 @@ impl<'v> Worker<'v> {
         for _ in 0..ready {
             let next = {
                 let mut map = volumes.state.map.write();
-                map.dying.next().and_then(|id| map.subvols.get(&id).cloned())
+                map.dying.next().and_then(|id| map.subvols.get(id).cloned())
             };
             let Some(subvol) = next else { continue };
             let mut full = None;
@@ -195,7 +195,7 @@ impl<'v> Worker<'v> {
         let map = self.volumes.state.map.read();
         let together = self.volumes.ledger().breaks(Sabotage::DeleteTogether);
         let ids = if together { map.dying.all() } else { map.dying.ready() };
-        ids.iter().filter_map(|id| map.subvols.get(id).cloned()).collect()
+        ids.iter().filter_map(|id| map.subvols.get(*id).cloned()).collect()
     }
 
     /// The ready deletions of families in which a subvolume pays into this group: an extent is
@@ -203,12 +203,12 @@ impl<'v> Worker<'v> {
     /// references may be in any family.
     fn deletions_for(&self, group: GroupId) -> Vec<Arc<Subvol>> {
         let map = self.volumes.state.map.read();
-        let ready = map.dying.ready().into_iter().filter_map(|id| map.subvols.get(&id));
+        let ready = map.dying.ready().into_iter().filter_map(|id| map.subvols.get(id));
         if self.volumes.state.sharing.load(Ordering::Acquire) {
             return ready.cloned().collect();
         }
         let ledger = self.volumes.ledger();
-        let paying = map.subvols.values().filter(|of| ledger.pays_into(of.id(), group));
+        let paying = map.subvols.all().filter(|of| ledger.pays_into(of.id(), group));
         let families: BTreeSet<_> = paying.map(|of| of.family.id).collect();
         ready.filter(|of| families.contains(&of.family.id)).cloned().collect()
     }

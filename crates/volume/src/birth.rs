@@ -76,7 +76,7 @@ impl Volumes {
         }
         let pool = &self.pool;
         let subvol = SubvolId(pool.next_id(IdSpace::Subvol).await? as u32);
-        if self.state.map.read().subvols.contains_key(&subvol) {
+        if self.state.map.read().subvols.contains(subvol) {
             return Err(VolumeError::Mark(format!("subvolume {subvol}")));
         }
         let mut tables = [TableId(0); 4];

@@ -80,10 +80,10 @@ impl Volumes {
             return Err(VolumeError::Root(subvol.id()));
         }
         let holder = self.holder(subvol.item().place)?;
-        let trees = Trees::lock(&[subvol], &[&*holder]);
+        let mut trees = Trees::lock(&[subvol], &[&*holder]);
         subvol.check_live()?;
         holder.check_changeable()?;
-        let owners = self.state.owners.lock();
+        let _owners = self.state.owners.lock();
         if let Some(held) = self.held_by(subvol.id()) {
             return Err(VolumeError::Holds(subvol.id(), held));
         }
@@ -98,8 +98,8 @@ impl Volumes {
         let txg = self.pool.apply_with(credit, tx, |_, _| forget())?;
         self.set_step(subvol, item);
         subvol.owner().set_limits(&GroupLimits::default());
-        drop((owners, trees));
-        self.renew_own_content(&[subvol]);
+        // MADEBY-M3.
+        self.state.map.read().set_own_content_without(trees.changed(subvol), subvol.id());
         Ok(txg)
     }
 
@@ -107,15 +107,14 @@ impl Volumes {
     pub(crate) fn set_step(&self, subvol: &Subvol, item: SubvolItem) {
         subvol.set_item(item);
         let SubvolState::Dying(step) = item.state else { unreachable!("it is being deleted") };
-        self.state.map.write().dying.file(subvol.id(), subvol.family.id, step);
+        let mut map = self.state.map.write();
+        map.subvols.dies(subvol);
+        map.dying.file(subvol.id(), subvol.family.id, step);
     }
 
     /// A living subvolume that it holds.
     pub(crate) fn held_by(&self, holder: SubvolId) -> Option<SubvolId> {
-        let map = self.state.map.read();
-        let mut held = map.subvols.values().filter(|subvol| !subvol.is_dying());
-        held.find(|held| held.item().place.subvol == holder && held.id() != holder)
-            .map(|held| held.id())
+        self.state.map.read().subvols.held_by(holder).next()
     }
 
     /// Subvolumes whose space is still being freed.
@@ -217,7 +216,6 @@ impl Volumes {
         if let Some((live, item)) = heirs {
             live.set_item(item);
         }
-        self.state.map.read().set_own_content(&tree);
         self.set_step(subvol, item);
         if let Some(done) = &done {
             self.state.aside.lock().forget(done.heir);
@@ -271,7 +269,7 @@ impl Volumes {
         self.pool.apply(credit, tx)?;
         let mut map = self.state.map.write();
         map.dying.end(subvol.id());
-        map.subvols.remove(&subvol.id());
+        map.subvols.remove(subvol.id());
         Ok(())
     }
 

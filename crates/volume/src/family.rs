@@ -15,6 +15,7 @@
 //! FAMILY-F1  A child's first epoch is behind its parent's current number.
 //! FAMILY-F2  Every epoch but the root has a deadlist, and no two the same.
 //! FAMILY-F3  A subvolume has exactly one leaf.
+//! FAMILY-F4  The other epochs of a subvolume with a leaf, if any, are in a row right above it.
 //!
 //! RECOUNT-E3 (docs/tenants.md): a sealed epoch has exactly two children, a live one none.
 //!
@@ -25,6 +26,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use copyhold_format::item::{EpochItem, EpochState};
 use copyhold_types::{EpochId, SubvolId, TableId};
+
+use crate::makers::MakersBelow;
 
 /// Names a family for as long as it lives, and is its place in the order of locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,6 +84,7 @@ pub struct Family {
     epochs: BTreeMap<EpochId, Epoch>,
     leaves: BTreeMap<SubvolId, EpochId>,
     root: EpochId,
+    makers: MakersBelow,
 }
 
 impl Epoch {
@@ -117,7 +121,8 @@ impl Family {
     pub fn new(id: EpochId, subvol: SubvolId, table: TableId) -> Family {
         let item = EpochItem::root(subvol, table, id);
         let epochs = BTreeMap::from([(id, Epoch::from_item(id, &item))]);
-        Family { epochs, leaves: BTreeMap::from([(subvol, id)]), root: id }
+        let (leaves, makers) = (BTreeMap::from([(subvol, id)]), MakersBelow::default());
+        Family { epochs, leaves, root: id, makers }
     }
 
     /// The families that these records make up.
@@ -150,11 +155,12 @@ impl Family {
 
     /// Moves a root and all below it.
     fn take(root: EpochId, from: &mut BTreeMap<EpochId, Epoch>) -> Result<Family, BadFamily> {
-        let (mut epochs, mut leaves) = (BTreeMap::new(), BTreeMap::new());
+        // Maps that are collected at once have full nodes.
+        let (mut epochs, mut leaves) = (Vec::new(), BTreeMap::new());
         let mut todo = vec![root];
         while let Some(id) = todo.pop() {
             let epoch = from.remove(&id).expect("children were found among the epochs");
-            epochs.insert(id, epoch);
+            epochs.push((id, epoch));
             match epoch.children {
                 Some(children) => todo.extend(children),
                 None if leaves.insert(epoch.subvol, id).is_some() => {
@@ -164,7 +170,8 @@ impl Family {
                 None => {}
             }
         }
-        Ok(Family { epochs, leaves, root })
+        let (epochs, leaves) = (epochs.into_iter().collect(), leaves.into_iter().collect());
+        Ok(Family { epochs, leaves, root, makers: MakersBelow::default() })
     }
 
     fn verified(self, items: &BTreeMap<EpochId, EpochItem>) -> Result<Family, BadFamily> {
@@ -214,6 +221,11 @@ impl Family {
         found
     }
 
+    /// See `made_by`, which sets them.
+    pub(crate) fn makers_below(&self) -> &MakersBelow {
+        &self.makers
+    }
+
     pub fn sibling(&self, epoch: EpochId) -> Option<&Epoch> {
         let parent = self.epochs.get(&self.epochs.get(&epoch)?.parent?)?;
         let [one, other] = parent.children.expect("RECOUNT-E3: a parent has children");
@@ -221,6 +233,10 @@ impl Family {
     }
 
     // -- changing -----------------------------------------------------------
+
+    pub(crate) fn makers_below_mut(&mut self) -> &mut MakersBelow {
+        &mut self.makers
+    }
 
     /// Ends the subvolume's epoch and begins two below it.
     pub fn seal(&mut self, subvol: SubvolId, births: [Birth; 2]) {
@@ -240,7 +256,7 @@ impl Family {
         let mut children = births.map(|birth| birth.id);
         children.sort();
         self.epochs.get_mut(&sealed).expect("a leaf").children = Some(children);
-        debug_assert_eq!(self.check(), Ok(()));
+        debug_assert_eq!(self.check_these([sealed, children[0], children[1]]), Ok(()));
     }
 
     /// Takes a leaf out, which owns nothing any more, and lets its sibling take their parent's
@@ -263,10 +279,12 @@ impl Family {
                 children.sort();
             }
         }
-        self.epochs.remove(&leaf.id);
-        self.epochs.remove(&parent.id);
+        for gone in [leaf.id, parent.id] {
+            self.epochs.remove(&gone);
+            self.makers.forget(gone);
+        }
         self.leaves.remove(&subvol);
-        debug_assert_eq!(self.check(), Ok(()));
+        debug_assert_eq!(self.check_these([heir].into_iter().chain(parent.parent)), Ok(()));
         let left = leaf.deadlist.expect("FAMILY-F2: a leaf with a parent has a deadlist");
         Some(Absorption { leaf, parent, heir, inherited, left })
     }
@@ -282,29 +300,49 @@ impl Family {
     pub fn check(&self) -> Result<(), BadFamily> {
         let mut sets = BTreeSet::new();
         for epoch in self.epochs.values() {
-            let bad = |why| Err(BadFamily { epoch: epoch.id, why });
-            for child in epoch.children.into_iter().flatten() {
-                match self.epochs.get(&child) {
-                    Some(child) if child.parent != Some(epoch.id) => {
-                        return bad("a child names another parent (RECOUNT-E3)");
-                    }
-                    Some(child) if child.first <= epoch.current => {
-                        return bad("a child begins before its end (FAMILY-F1)");
-                    }
-                    Some(_) => {}
-                    None => return bad("a child of it is gone (RECOUNT-E3)"),
+            self.check_epoch(epoch)?;
+            if epoch.deadlist.is_some_and(|set| !sets.insert(set)) {
+                let why = "its deadlist is shared (FAMILY-F2)";
+                return Err(BadFamily { epoch: epoch.id, why });
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Self::check`], of the epochs that a change concerns and without a look at others.
+    fn check_these(&self, ids: impl IntoIterator<Item = EpochId>) -> Result<(), BadFamily> {
+        let gone = |epoch| BadFamily { epoch, why: "it is gone" };
+        for id in ids {
+            let epoch = self.get(id).ok_or(gone(id))?;
+            self.check_epoch(epoch)?;
+            let mut children = epoch.children.into_iter().flatten();
+            let continues = children.any(|child| self.epochs[&child].subvol == epoch.subvol);
+            if !epoch.is_live() && self.leaves.contains_key(&epoch.subvol) && !continues {
+                return Err(BadFamily { epoch: id, why: "its row has a gap (FAMILY-F4)" });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_epoch(&self, epoch: &Epoch) -> Result<(), BadFamily> {
+        let bad = |why| Err(BadFamily { epoch: epoch.id, why });
+        for child in epoch.children.into_iter().flatten() {
+            match self.epochs.get(&child) {
+                Some(child) if child.parent != Some(epoch.id) => {
+                    return bad("a child names another parent (RECOUNT-E3)");
                 }
-            }
-            if epoch.first > epoch.id || epoch.id > epoch.current {
-                return bad("its numbers are not in order (FAMILY-F1)");
-            }
-            match epoch.deadlist {
-                Some(set) if !sets.insert(set) => return bad("its deadlist is shared (FAMILY-F2)"),
-                set if set.is_some() != epoch.parent.is_some() => {
-                    return bad("it has no deadlist, or one without a parent (FAMILY-F2)");
+                Some(child) if child.first <= epoch.current => {
+                    return bad("a child begins before its end (FAMILY-F1)");
                 }
-                _ => {}
+                Some(_) => {}
+                None => return bad("a child of it is gone (RECOUNT-E3)"),
             }
+        }
+        if epoch.first > epoch.id || epoch.id > epoch.current {
+            return bad("its numbers are not in order (FAMILY-F1)");
+        }
+        if epoch.deadlist.is_some() != epoch.parent.is_some() {
+            return bad("it has no deadlist, or one without a parent (FAMILY-F2)");
         }
         Ok(())
     }

@@ -133,7 +133,8 @@ impl NodeTurnover for Turnover<'_> {
 }
 
 /// Bytes of a subvolume's unflushed edits: in the table of its files, and in those under it that
-/// were its own before it was snapshotted; but for those in `settled`.
+/// were its own before it was snapshotted; but for those in `settled`. The climb ends behind its
+/// own epochs (FAMILY-F4), however many snapshots there are above.
 pub(crate) fn unflushed_of(
     pool: &Pool,
     family: &Family,
@@ -146,13 +147,13 @@ pub(crate) fn unflushed_of(
     while let (Some(table), Some(of)) = (at, epoch) {
         // Sealed epochs that are handed over have no table any more.
         if table.id() == of.table {
-            let counts = of.subvol == subvol && !settled.contains(&table.id());
+            let counts = !settled.contains(&table.id());
             bytes += if counts { table.unflushed_bytes() as u64 } else { 0 };
             at = table.under();
         } else {
             at = Some(table);
         }
-        epoch = of.parent.and_then(|parent| family.get(parent));
+        epoch = of.parent.and_then(|parent| family.get(parent)).filter(|of| of.subvol == subvol);
     }
     bytes
 }

@@ -9,7 +9,7 @@
 //!           not counted: moving one changes the charges of each subvolume inside it in each holder
 //!           above it, under locks that all subvolumes share (R28).
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use copyhold_format::item::{ParentDirectory, SubvolItem, subvol_key};
 use copyhold_pool::{Credit, Pool, Transaction};
@@ -25,6 +25,21 @@ use crate::volumes::{Map, Subvol, Volumes};
 /// root subvolume, which is a tenant of its own.
 pub fn tenant_of(volumes: &Volumes, subvol: SubvolId) -> SubvolId {
     volumes.state.map.read().tenant_of(subvol)
+}
+
+/// At most `most` living subvolumes at and inside `top`, of the root all, with ids from `first` on.
+/// A list in such pages looks at each subvolume once.
+pub fn living_inside(
+    volumes: &Volumes,
+    top: SubvolId,
+    first: u64,
+    most: usize,
+) -> Vec<Arc<Subvol>> {
+    let map = volumes.state.map.read();
+    let before = SubvolId(u32::try_from(first.saturating_sub(1)).unwrap_or(u32::MAX));
+    let living = map.subvols.behind(before).filter(|subvol| !subvol.is_dying());
+    let is_inside = |id| top == SubvolId::ROOT || map.holders_of(id).any(|holder| holder == top);
+    living.filter(|subvol| is_inside(subvol.id())).take(most).cloned().collect()
 }
 
 impl Map {
@@ -44,21 +59,16 @@ impl Map {
 
     /// The holders of a subvolume, from itself upwards, without the root.
     pub(crate) fn holders_of(&self, subvol: SubvolId) -> impl Iterator<Item = SubvolId> {
-        let holder = |at: &SubvolId| Some(self.subvols.get(at)?.item().place.subvol);
+        let holder = |at: &SubvolId| Some(self.subvols.get(*at)?.item().place.subvol);
         let up = std::iter::successors(Some(subvol), holder);
         up.take_while(|at| *at != SubvolId::ROOT).take(NESTING_MAX + 1)
     }
 
-    /// One look at each subvolume, and one at each that is inside.
     fn levels_inside(&self, subvol: SubvolId) -> usize {
-        let mut held: BTreeMap<SubvolId, Vec<SubvolId>> = BTreeMap::new();
-        for of in self.subvols.values().filter(|of| !of.is_dying()) {
-            held.entry(of.item().place.subvol).or_default().push(of.id());
-        }
-        let (mut levels, mut level) = (0, held.remove(&subvol).unwrap_or_default());
+        let (mut levels, mut level) = (0, Vec::from_iter(self.subvols.held_by(subvol)));
         while !level.is_empty() && levels < NESTING_MAX {
             levels += 1;
-            level = level.iter().flat_map(|at| held.remove(at).unwrap_or_default()).collect();
+            level = level.into_iter().flat_map(|at| self.subvols.held_by(at)).collect();
         }
         levels
     }
@@ -118,8 +128,9 @@ impl Volumes {
         let tenant = |subvol: &Subvol| self.state.map.read().tenant_of(subvol.id());
         let before: Vec<SubvolId> = subvols.iter().map(|subvol| tenant(subvol)).collect();
         for (subvol, item) in subvols.iter().zip(items) {
+            let before = subvol.item().place.subvol;
             subvol.set_item(item);
-            self.state.map.read().tell_holder(subvol);
+            self.state.map.write().has_moved(subvol, before);
             subvol.set_last_txg(txg);
         }
         drop((owners, trees));

@@ -9,6 +9,7 @@
 //! QUEUE-Q2  `ready` are the heads, and the deletions with only records left, that can continue.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use copyhold_format::item::Step;
 use copyhold_types::SubvolId;
@@ -20,15 +21,15 @@ pub(crate) struct Queue {
     all: BTreeMap<SubvolId, Deletion>,
     families: BTreeMap<FamilyId, Waiting>,
     ready: BTreeSet<SubvolId>,
-    /// Whose turn it was last.
+    /// Those whose last step failed, until the next retry.
+    stopped: BTreeSet<SubvolId>,
+    /// The deletion that had the last turn.
     last: Option<SubvolId>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Deletion {
     family: FamilyId,
-    /// False: its last step failed; `retry_all` sets it again.
-    goes_on: bool,
     /// Nothing of it is left but records.
     is_forgotten: bool,
 }
@@ -43,7 +44,7 @@ struct Waiting {
 impl Queue {
     /// A subvolume is being deleted, and has reached this step.
     pub(crate) fn file(&mut self, id: SubvolId, family: FamilyId, step: Step) {
-        let begun = Deletion { family, goes_on: true, is_forgotten: false };
+        let begun = Deletion { family, is_forgotten: false };
         let deletion = self.all.entry(id).or_insert(begun);
         deletion.is_forgotten = matches!(step, Step::Forget { .. });
         let waiting = self.families.entry(family).or_default();
@@ -55,33 +56,35 @@ impl Queue {
             Step::Forget { .. } => {}
         }
         self.elect(family);
-        let deletion = self.all[&id];
-        if deletion.is_forgotten && deletion.goes_on {
+        if self.all[&id].is_forgotten && !self.stopped.contains(&id) {
             self.ready.insert(id);
         }
     }
 
     /// Stops a deletion until the next retry. Others of its family wait for it.
     pub(crate) fn stop(&mut self, id: SubvolId) {
-        if let Some(deletion) = self.all.get_mut(&id) {
-            deletion.goes_on = false;
+        if self.all.contains_key(&id) {
+            self.stopped.insert(id);
             self.ready.remove(&id);
         }
     }
 
-    /// All deletions are ready again.
+    /// All deletions can continue again.
     pub(crate) fn retry_all(&mut self) {
-        self.all.values_mut().for_each(|deletion| deletion.goes_on = true);
-        let heads = self.families.values().filter_map(|waiting| waiting.head);
-        self.ready.extend(heads);
-        let forgotten = self.all.iter().filter(|(_, deletion)| deletion.is_forgotten);
-        self.ready.extend(forgotten.map(|(id, _)| *id));
+        for id in std::mem::take(&mut self.stopped) {
+            let Deletion { family, is_forgotten } = self.all[&id];
+            let head = self.families.get(&family).and_then(|waiting| waiting.head);
+            if is_forgotten || head == Some(id) {
+                self.ready.insert(id);
+            }
+        }
     }
 
     /// Nothing of it is left.
     pub(crate) fn end(&mut self, id: SubvolId) {
         let Some(Deletion { family, .. }) = self.all.remove(&id) else { return };
         self.ready.remove(&id);
+        self.stopped.remove(&id);
         if let Some(waiting) = self.families.get_mut(&family) {
             waiting.begun.remove(&id);
             waiting.others.remove(&id);
@@ -97,7 +100,7 @@ impl Queue {
             self.ready.remove(&id);
         }
         match head {
-            Some(id) if self.all[&id].goes_on => _ = self.ready.insert(id),
+            Some(id) if !self.stopped.contains(&id) => _ = self.ready.insert(id),
             Some(_) => {}
             None => _ = self.families.remove(&family),
         }
@@ -124,9 +127,23 @@ impl Queue {
         self.all.keys().copied().collect()
     }
 
-    /// The first that cannot be gone on with.
+    /// At most `most`, with ids behind `after`.
+    pub(crate) fn behind(&self, after: SubvolId, most: usize) -> Vec<SubvolId> {
+        let behind = (Bound::Excluded(after), Bound::Unbounded);
+        self.all.range(behind).take(most).map(|(id, _)| *id).collect()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(crate) fn has(&self, id: SubvolId) -> bool {
+        self.all.contains_key(&id)
+    }
+
+    /// The first that cannot continue.
     pub(crate) fn stopped(&self) -> Option<SubvolId> {
-        self.all.iter().find(|(_, deletion)| !deletion.goes_on).map(|(id, _)| *id)
+        self.stopped.first().copied()
     }
 }
 

@@ -103,7 +103,7 @@ impl Volumes {
         match item.state {
             SubvolState::Live => {
                 old.set_item(item);
-                self.state.map.read().tell_holder(old);
+                self.state.map.write().has_moved(old, here.id());
             }
             SubvolState::Dying(_) => {
                 self.set_step(old, item);

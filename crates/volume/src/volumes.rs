@@ -16,7 +16,6 @@
 //! `copyhold_sync::Rank`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -33,6 +32,7 @@ use copyhold_types::{EpochId, Key, SubvolId, TableId, Txg};
 use crate::aside::Aside;
 use crate::error::{Result, VolumeError};
 use crate::family::{Birth, Family, FamilyId};
+use crate::index::{Placed, Subvols};
 use crate::limits;
 use crate::nodes::{Tenants, unflushed_of};
 use crate::pace::Freeing;
@@ -75,7 +75,7 @@ pub(crate) struct VolumesState {
 /// The index of subvolumes and epochs. Locked for a moment, after any family.
 #[derive(Default)]
 pub(crate) struct Map {
-    pub(crate) subvols: BTreeMap<SubvolId, Arc<Subvol>>,
+    pub(crate) subvols: Subvols<Subvol>,
     /// Those of them that are being deleted.
     pub(crate) dying: Queue,
     pub(crate) epochs: BTreeMap<EpochId, Arc<FamilyCell>>,
@@ -208,6 +208,20 @@ impl Subvol {
     }
 }
 
+impl Placed for Subvol {
+    fn id(&self) -> SubvolId {
+        self.id
+    }
+
+    fn holder(&self) -> SubvolId {
+        self.item().place.subvol
+    }
+
+    fn is_dying(&self) -> bool {
+        self.is_dying()
+    }
+}
+
 /// The records of the system table.
 #[derive(Default)]
 struct Records {
@@ -262,15 +276,22 @@ impl Map {
         families: Vec<Family>,
         memory: &Memory,
     ) -> Result<Map> {
-        let mut map = Map::default();
+        let cells: Vec<_> = families.into_iter().map(FamilyCell::new).collect();
         let mut homes = BTreeMap::new();
-        let mut cells = Vec::new();
-        for family in families {
-            let leaves: Vec<SubvolId> = family.subvols().collect();
-            let cell = map.add_family(family);
-            cells.push(cell.clone());
-            homes.extend(leaves.into_iter().map(|subvol| (subvol, cell.clone())));
+        let (mut epochs, mut tables) = (Vec::new(), Vec::new());
+        for cell in &cells {
+            let family = cell.read_tree();
+            homes.extend(family.subvols().map(|subvol| (subvol, cell.clone())));
+            epochs.extend(family.epochs().map(|epoch| (epoch.id, cell.clone())));
+            tables.extend(family.epochs().map(|epoch| (epoch.table, (cell.clone(), epoch.id))));
         }
+        // Maps that are collected at once have full nodes.
+        let mut map = Map {
+            epochs: epochs.into_iter().collect(),
+            tables: tables.into_iter().collect(),
+            ..Map::default()
+        };
+        let mut all = Vec::new();
         for (id, item) in subvols {
             // A deletion that has passed its leaf has no home but its heir's.
             let heir = match item.state {
@@ -295,11 +316,14 @@ impl Map {
             if let SubvolState::Dying(step) = item.state {
                 map.dying.file(id, home.id, step);
             }
-            map.subvols.insert(id, Subvol::new(id, home, item, memory.add_owner()));
+            all.push(Subvol::new(id, home, item, memory.add_owner()));
         }
-        map.subvols.values().for_each(|subvol| map.tell_holder(subvol));
-        map.subvols.values().for_each(|of| of.owner().set_own_from(of.item().first));
-        cells.iter().for_each(|family| map.set_own_content(&family.read_tree()));
+        map.subvols = Subvols::of(all);
+        for subvol in map.subvols.all() {
+            map.tell_holder(subvol);
+            subvol.owner().set_own_from(subvol.item().first);
+        }
+        cells.iter().for_each(|family| map.set_own_content(&mut family.write_tree()));
         Ok(map)
     }
 
@@ -317,7 +341,13 @@ impl Map {
 impl Map {
     /// Adds a subvolume that came into being.
     pub(crate) fn add(&mut self, subvol: &Arc<Subvol>) {
-        self.subvols.insert(subvol.id, subvol.clone());
+        self.subvols.insert(subvol.clone());
+        self.tell_holder(subvol);
+    }
+
+    /// A living subvolume that was inside `before` has another place.
+    pub(crate) fn has_moved(&mut self, subvol: &Subvol, before: SubvolId) {
+        self.subvols.has_moved(subvol, before);
         self.tell_holder(subvol);
     }
 
@@ -325,7 +355,7 @@ impl Map {
     /// subvolume are tenants: their groups are beside its own, not below.
     pub(crate) fn tell_holder(&self, subvol: &Subvol) {
         let holder = subvol.item().place.subvol;
-        let holder = self.subvols.get(&holder).filter(|_| holder != SubvolId::ROOT);
+        let holder = self.subvols.get(holder).filter(|_| holder != SubvolId::ROOT);
         subvol.owner.set_holder(holder.map(|holder| &holder.owner));
     }
 
@@ -415,7 +445,7 @@ impl Volumes {
             working: FifoMutex::new(),
             freeing: Freeing::default(),
         });
-        let subvols: Vec<_> = state.map.read().subvols.values().cloned().collect();
+        let subvols: Vec<_> = state.map.read().subvols.all().cloned().collect();
         if let Some(item) = memory.get(&SHARED_MEMORY) {
             pool.memory().shared().set_limits(&limits::limits(item));
         }
@@ -448,7 +478,7 @@ impl Volumes {
 
     /// A subvolume, live or being deleted.
     pub fn subvol(&self, id: SubvolId) -> Option<Arc<Subvol>> {
-        self.state.map.read().subvols.get(&id).cloned()
+        self.state.map.read().subvols.get(id).cloned()
     }
 
     /// All subvolumes by id, live and being deleted.
@@ -458,9 +488,7 @@ impl Volumes {
 
     /// At most `most` of them, with ids behind `after`.
     pub fn list_behind(&self, after: SubvolId, most: usize) -> Vec<Arc<Subvol>> {
-        let behind = (Bound::Excluded(after), Bound::Unbounded);
-        let map = self.state.map.read();
-        map.subvols.range(behind).take(most).map(|(_, subvol)| subvol.clone()).collect()
+        self.state.map.read().subvols.behind(after).take(most).cloned().collect()
     }
 
     /// Credit for a transaction of a subvolume's files that drops `releases` pointers, with the
@@ -530,6 +558,12 @@ async fn may_share(pool: &Arc<Pool>) -> Result<bool> {
         }
         shares => Ok(!shares?.is_empty()),
     }
+}
+
+/// How often a walk over subvolumes or epochs looked at one since the pool was opened: a measure
+/// of the cost of changes of single ones.
+pub fn looks(volumes: &Volumes) -> u64 {
+    volumes.state.map.read().subvols.looks()
 }
 
 /// The living subvolumes, as quotas get them.
