@@ -23,7 +23,7 @@ use crate::failure::Failure;
 use crate::report::{Report, table};
 use crate::size::Size;
 use crate::view;
-use copyhold_serve::wire::{Group, Question, Subvolume, SubvolumeState};
+use copyhold_serve::wire::{Group, Page, Question, Subvolume, SubvolumeState};
 
 /// How often `sync` asks: soon at first, less often later.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(250)];
@@ -272,25 +272,34 @@ impl Snapshot {
 impl Sync {
     fn run(self) -> Result<(), Failure> {
         let control = tenants::directory(&self.path)?;
-        let mut awaited = leaving(&control)?;
+        let leaving: Vec<u32> = control.put_all(|after| Question::Leaving { after })?;
+        let mut awaited = BTreeSet::from_iter(leaving);
         if !self.ids.is_empty() {
-            awaited.retain(|id| self.ids.contains(id));
+            let ids = BTreeSet::from_iter(self.ids);
+            awaited.retain(|id| ids.contains(id));
         }
         let mut pause = PAUSES[0];
-        while !awaited.is_empty() {
+        while let Some(first) = awaited.first().copied() {
             thread::sleep(pause);
-            pause = (pause * 2).min(PAUSES[1]);
-            let still = leaving(&control)?;
-            awaited.retain(|id| still.contains(id));
+            let after = u64::from(first) - 1;
+            let page: Page<u32> = control.put(&Question::Leaving { after })?;
+            pause = match drop_freed(&mut awaited, &page) {
+                true => PAUSES[0],
+                false => (pause * 2).min(PAUSES[1]),
+            };
         }
         Ok(())
     }
 }
 
-/// The subvolumes being freed. Ids are not used again.
-fn leaving(control: &Control) -> Result<BTreeSet<u32>, Failure> {
-    let ids: Vec<u32> = control.put_all(|after| Question::Leaving { after })?;
-    Ok(ids.into_iter().collect())
+/// Drops the awaited subvolumes that are not in this page, which begins at the first of them: they
+/// are freed, as ids are not used again. Returns whether the first of them is freed.
+fn drop_freed(awaited: &mut BTreeSet<u32>, page: &Page<u32>) -> bool {
+    let first = awaited.first().copied();
+    let still = BTreeSet::from_iter(page.rows.iter().copied());
+    let shown = |id: u32| page.next.is_none_or(|last| u64::from(id) <= last);
+    awaited.retain(|id| !shown(*id) || still.contains(id));
+    awaited.first().copied() != first
 }
 
 #[cfg(test)]
@@ -310,6 +319,18 @@ mod tests {
             freeing_bytes: None,
             freed_percent: None,
         }
+    }
+
+    #[test]
+    fn a_wait_drops_what_the_first_page_shows_to_be_freed() {
+        let mut awaited = BTreeSet::from([3, 5, 8, 900]);
+        let page = Page { rows: vec![3, 8], next: Some(8) };
+        assert!(!drop_freed(&mut awaited, &page));
+        assert_eq!(awaited, BTreeSet::from([3, 8, 900]), "nothing is known of later ones");
+        assert!(drop_freed(&mut awaited, &Page { rows: vec![8], next: None }));
+        assert_eq!(awaited, BTreeSet::from([8]));
+        assert!(drop_freed(&mut awaited, &Page { rows: vec![], next: None }));
+        assert!(awaited.is_empty());
     }
 
     #[test]

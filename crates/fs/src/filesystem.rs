@@ -17,6 +17,7 @@ use copyhold_volume::{InodeChange, Volumes};
 
 use crate::atimes::Atimes;
 use crate::cache::InodeCache;
+use crate::entry_names::EntryNames;
 use crate::inode::{Inode, InodeRef};
 use crate::names::AbsentNames;
 use crate::promise::Charge;
@@ -58,6 +59,7 @@ pub struct Filesystem {
     pub(crate) atimes: Atimes,
     pub(crate) zeros: Buf,
     names: Arc<AbsentNames>,
+    entry_names: EntryNames,
     delays: Delays,
     fsid: u64,
     closed: AtomicBool,
@@ -115,6 +117,7 @@ impl Filesystem {
             atimes: Atimes::new(&options),
             zeros: Buf::zeroed(ZERO_BLOCKS),
             names: Arc::new(AbsentNames::new(pool.memory().clone(), &options)),
+            entry_names: EntryNames::default(),
             delays: Delays::default(),
             fsid,
             closed: AtomicBool::new(false),
@@ -164,6 +167,11 @@ impl Filesystem {
     /// The names that are known to be absent.
     pub fn names(&self) -> &Arc<AbsentNames> {
         &self.names
+    }
+
+    /// The names of subvolumes, for lists.
+    pub fn entry_names(&self) -> &EntryNames {
+        &self.entry_names
     }
 
     /// Where requests of groups above their limits wait.

@@ -59,6 +59,8 @@ ranks! {
     Names,
     /// The tenants with such names.
     NameTenants,
+    /// Names of subvolumes and directories, for the pages of a list.
+    EntryNames,
 
     // Subvolumes, epochs and quotas.
 

@@ -15,6 +15,7 @@ mod damaged;
 mod data;
 mod deletions;
 mod dirty_parts;
+mod entry_names;
 mod evictions;
 mod fragments;
 mod fresh_snapshots;

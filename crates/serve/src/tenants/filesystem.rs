@@ -8,7 +8,7 @@ use copyhold_fs::{
 };
 use copyhold_types::SubvolId;
 use copyhold_volume::quota::{GroupState, Ledger, LimitKind, QuotaError};
-use copyhold_volume::{MemoryGroup, Subvol, Volumes, tenant_of};
+use copyhold_volume::{MemoryGroup, Subvol, Volumes, freeing_behind, is_freeing, tenant_of};
 
 use super::answers::{group_row, refused, row};
 use super::paths::Paths;
@@ -78,6 +78,7 @@ impl Tenants for Arc<Filesystem> {
         let after = SubvolId(u32::try_from(after).unwrap_or(u32::MAX));
         let behind = self.subvolumes_behind(after, most);
         let mut paths = Paths::new(self);
+        paths.continue_if(most > 1 && behind.len() == most);
         let mut rows = Vec::new();
         for info in behind {
             let path = match info.is_dying {
@@ -107,13 +108,13 @@ impl Tenants for Arc<Filesystem> {
     }
 
     async fn leaving(&self, after: u64, most: usize) -> Answer<Vec<u32>> {
-        let all = Filesystem::subvolumes(self);
-        if !all.iter().any(|one| one.is_dying) {
+        if !is_freeing(self.volumes(), &[]) {
             // The space that they released and the rows that they leave go with them.
             self.sync_subvolumes(&[]).await.map_err(refused)?;
         }
-        let dying = all.into_iter().filter(|one| one.is_dying).map(|one| one.id.0);
-        Ok(dying.filter(|&id| u64::from(id) > after).take(most).collect())
+        let after = SubvolId(u32::try_from(after).unwrap_or(u32::MAX));
+        let behind = freeing_behind(self.volumes(), after, most);
+        Ok(behind.into_iter().map(|id| id.0).collect())
     }
 
     async fn scan(
@@ -182,6 +183,7 @@ impl Tenants for Arc<Filesystem> {
             };
             rows.push(group_row(&group, path));
         }
+        paths.continue_if(rows.len() == most);
         Ok(rows)
     }
 

@@ -2,14 +2,13 @@
 //!
 //! Each answer looks at all groups once, for the sums, and makes rows of those in question.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use copyhold_format::item::SHARED_MEMORY;
 use copyhold_fs::{Filesystem, FsError, evict};
 use copyhold_memory::Survey;
 use copyhold_types::SubvolId;
-use copyhold_volume::{MemoryGroup, Subvol, VolumeError, change_memory_limits};
+use copyhold_volume::{MemoryGroup, Subvol, VolumeError, change_memory_limits, living_inside};
 
 use super::Answer;
 use super::answers::refused;
@@ -56,23 +55,12 @@ pub(super) async fn rows(
     if after == 0 && top == SubvolId::ROOT {
         rows.push(Brief(groups.row(MemoryGroup::Shared, None)));
     }
-    let all = fs.volumes().list();
-    let living = || all.iter().filter(|subvol| !subvol.is_dying());
-    let holders: BTreeMap<SubvolId, SubvolId> =
-        living().map(|subvol| (subvol.id(), subvol.item().place.subvol)).collect();
-    let behind = living().filter(|of| u64::from(of.id().0) >= after);
-    let inside = behind.filter(|of| top == SubvolId::ROOT || is_inside(&holders, of.id(), top));
-    for subvol in inside.take(most - rows.len()) {
+    for subvol in living_inside(fs.volumes(), top, after, most - rows.len()) {
         let path = paths.of(subvol.id()).await.map_err(refused)?;
-        rows.push(Brief(groups.row(MemoryGroup::Of(subvol), path)));
+        rows.push(Brief(groups.row(MemoryGroup::Of(&subvol), path)));
     }
+    paths.continue_if(rows.len() == most);
     Ok(rows)
-}
-
-/// Whether a subvolume is this one, or inside it.
-fn is_inside(holders: &BTreeMap<SubvolId, SubvolId>, of: SubvolId, top: SubvolId) -> bool {
-    let holder = |at: &SubvolId| holders.get(at).copied().filter(|holder| holder != at);
-    std::iter::successors(Some(of), holder).take(holders.len()).any(|at| at == top)
 }
 
 /// The row of one group; none: the shared one.
@@ -120,22 +108,5 @@ fn told(error: VolumeError) -> Refusal {
     match FsError::from(error) {
         FsError::Stale => gone(),
         error => refused(error),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_subvolume_is_inside_those_above_it() {
-        let id = SubvolId;
-        let holders =
-            BTreeMap::from([(id(1), id(1)), (id(2), id(1)), (id(5), id(2)), (id(6), id(5))]);
-        let inside = |of, top| is_inside(&holders, id(of), id(top));
-        assert!(inside(6, 2) && inside(6, 6) && inside(5, 2));
-        assert!(!inside(2, 6) && !inside(1, 2) && !inside(9, 2));
-        let circle = BTreeMap::from([(id(7), id(8)), (id(8), id(7))]);
-        assert!(!is_inside(&circle, id(7), id(2)));
     }
 }
