@@ -72,7 +72,7 @@ impl Checker {
         let space = pool.space_map();
         let allocated = space.metaslabs().flat_map(|id| space.allocated_runs(id));
         let mut checker = Checker {
-            reach: Reach::new(pool.label(), allocated),
+            reach: Reach::new(&pool.label(), allocated),
             pool: pool.clone(),
             options,
             report,

@@ -8,7 +8,7 @@ use crate::failure::{Failure, exit_codes_text};
 use crate::report::Report;
 use crate::{
     check, create, debug, df, generate, info, memory, mount, names, property, qgroup, quota,
-    report, subvolume, sync, umount, version,
+    report, resize, subvolume, sync, umount, version,
 };
 
 const ABOUT: &str = "Copy-on-write filesystem in user space for hosts with many tenants";
@@ -26,6 +26,7 @@ Examples:
   copyhold subvolume snapshot /mnt/a /mnt/b   a clone of /mnt/a, at once
   copyhold qgroup limit 10G 0/2 /mnt          no more than that for subvolume 2
   copyhold memory set /mnt/a low=340M         so much of its caches is protected
+  copyhold resize /mnt 20G                    the mounted pool becomes larger
   copyhold info /mnt                          space, state and device traffic
   copyhold umount /mnt                        returns when the pool is closed
   copyhold check /srv/pool.img                verifies every pointer and digest
@@ -69,6 +70,7 @@ pub(crate) enum Verb {
     Mount(mount::Mount),
     Umount(umount::Umount),
     Sync(sync::Sync),
+    Resize(resize::Resize),
     Info(info::Info),
     Subvolume(subvolume::Verb),
     Property(property::Verb),
@@ -98,6 +100,7 @@ impl CommandLine {
             Verb::Mount(verb) => verb.run(&self.log),
             Verb::Umount(verb) => verb.run(report),
             Verb::Sync(verb) => verb.run(),
+            Verb::Resize(verb) => verb.run(report),
             Verb::Info(verb) => verb.run(report),
             Verb::Subvolume(verb) => verb.run(report),
             Verb::Property(verb) => verb.run(report),
@@ -163,6 +166,8 @@ mod tests {
             "names set /m limit=2%",
             "names drop /m/a",
             "df /m/a",
+            "resize /m +5G",
+            "resize --json /srv/pool.img max",
         ] {
             let words = std::iter::once("copyhold").chain(line.split(' '));
             assert!(CommandLine::try_parse_from(words).is_ok(), "{line}");
@@ -186,6 +191,8 @@ mod tests {
             "names set /m 2%",
             "names set /m limit=11%",
             "memory reclaim lots /m/a",
+            "resize /m",
+            "resize /m lots",
         ] {
             let words = std::iter::once("copyhold").chain(line.split(' '));
             assert!(CommandLine::try_parse_from(words).is_err(), "{line}");

@@ -37,6 +37,7 @@ mod property;
 mod qgroup;
 mod quota;
 mod report;
+mod resize;
 mod shown_subvolume;
 mod size;
 mod subvolume;

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use copyhold_device::{DynDevice, OpenMode};
-use copyhold_fs::{DataCache, Filesystem, FsError};
+use copyhold_fs::{DataCache, Filesystem, FsError, NodeId};
 use copyhold_memory::Shares;
-use copyhold_pool::Limits;
+use copyhold_pool::{Grown, Limits, NewSize};
 use copyhold_runtime::executors::Executors;
 use copyhold_serve::{NamesLimit, budget};
 use copyhold_types::PoolId;
@@ -116,6 +116,16 @@ impl Pool {
     /// The id that its creation gave it.
     pub fn id(&self) -> PoolId {
         self.filesystem.pool().label().pool
+    }
+
+    /// Makes the pool larger, and its file longer; a block device must have the size.
+    ///
+    /// # Errors
+    /// [`PoolError::Grow`](crate::PoolError::Grow) for a size that cannot be, or an error of the
+    /// device: the pool has its old size.
+    pub fn grow(&self, size: NewSize) -> Result<Grown, Error> {
+        let root = NodeId::ROOT;
+        self.engine.run(root, async |view| Ok(copyhold_pool::grow(view.fs.pool(), size).await?))
     }
 
     /// The pool's root subvolume.

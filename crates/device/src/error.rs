@@ -94,6 +94,17 @@ pub enum DeviceError {
         #[source]
         source: IoError,
     },
+    #[error("{name} cannot be made {blocks} blocks of 4 KiB long: {source}")]
+    Grow {
+        name: String,
+        blocks: u64,
+        #[source]
+        source: IoError,
+    },
+    #[error("{name} has {found} blocks of 4 KiB; make the device longer before the pool")]
+    Short { name: String, found: u64 },
+    #[error("{name} is a device that cannot become longer")]
+    FixedSize { name: String },
     #[error("{name}: request for blocks {block}..{end} of a device with {size}")]
     OutOfBounds { name: String, block: u64, end: u64, size: u64 },
     #[error("{name} is in use by another process; unmount it there first")]
@@ -176,7 +187,10 @@ impl DeviceError {
 
     /// Whether the host had no space left for a sparse pool file (rule R32).
     pub fn is_host_full(&self) -> bool {
-        matches!(self, DeviceError::Write { source: IoError(libc::ENOSPC | libc::EDQUOT), .. })
+        let (DeviceError::Write { source, .. } | DeviceError::Grow { source, .. }) = self else {
+            return false;
+        };
+        matches!(source, IoError(libc::ENOSPC | libc::EDQUOT))
     }
 
     /// Whether a block device had no space left for a write.

@@ -9,13 +9,15 @@
 
 mod block_device;
 mod create;
+mod grow;
 mod open;
 mod signature;
 
 use std::io::ErrorKind;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use copyhold_runtime::{BoxFuture, Completion, Op, Reactor};
 use copyhold_sync::{RwLock, of};
@@ -55,7 +57,7 @@ pub struct FileDevice {
 /// The data that requests need when they end.
 struct Shared {
     name: String,
-    blocks: u64,
+    blocks: AtomicU64,
     can_discard: AtomicBool,
 }
 
@@ -106,7 +108,7 @@ impl FileDevice {
     ) -> Arc<FileDevice> {
         let shared = Shared {
             name: open::name_of(path),
-            blocks: opened.bytes / BLOCK_BYTES as u64,
+            blocks: AtomicU64::new(opened.bytes / BLOCK_BYTES as u64),
             can_discard: AtomicBool::new(mode == OpenMode::ReadWrite),
         };
         Arc::new(FileDevice {
@@ -163,7 +165,7 @@ impl FileDevice {
     }
 
     fn check(&self, block: u64, blocks: u64) -> Result<(), DeviceError> {
-        check_bounds(&self.shared.name, self.shared.blocks, block, blocks)
+        check_bounds(&self.shared.name, self.shared.blocks.load(Relaxed), block, blocks)
     }
 
     /// The file, or why there is none.
@@ -192,7 +194,7 @@ impl Device for FileDevice {
 
     fn geometry(&self) -> Geometry {
         Geometry {
-            blocks: self.shared.blocks,
+            blocks: self.shared.blocks.load(Relaxed),
             can_discard: self.shared.can_discard.load(Relaxed),
             name: self.shared.name.clone(),
         }
@@ -313,6 +315,14 @@ impl Device for FileDevice {
             let name = shared.name.clone();
             Err(DeviceError::Discard { name, block, blocks, source: io_error(&error) })
         })
+    }
+
+    fn measure(&self) -> Result<u64, DeviceError> {
+        self.measured()
+    }
+
+    fn grow(&self, blocks: u64, room: Range<u64>) -> BoxFuture<'_, Result<(), DeviceError>> {
+        Box::pin(self.lengthen(blocks, room))
     }
 
     fn release(&self) {

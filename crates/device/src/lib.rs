@@ -7,6 +7,7 @@
 
 #![deny(unsafe_code)]
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use copyhold_runtime::BoxFuture;
@@ -112,6 +113,20 @@ pub trait Device: Send + Sync {
     /// Reports to the device that these blocks are unused; their content is undefined until
     /// written.
     fn discard(&self, block: u64, blocks: u64) -> BoxFuture<'static, Result<(), DeviceError>>;
+
+    /// Blocks of the file or device below at this moment: it may have become longer since it was
+    /// opened. A system call that does not wait.
+    fn measure(&self) -> Result<u64, DeviceError> {
+        Ok(self.geometry().blocks)
+    }
+
+    /// Makes the device `blocks` long, or uses a device that has become so long; it never becomes
+    /// shorter. The host allocates `room` now, whose blocks are zeros then. Durable with the next
+    /// flush. After an error the length is as before.
+    fn grow(&self, blocks: u64, room: Range<u64>) -> BoxFuture<'_, Result<(), DeviceError>> {
+        let (name, _) = (self.geometry().name, (blocks, room));
+        at_once(Err(DeviceError::FixedSize { name }))
+    }
 
     /// Releases the file behind the device, as soon as no request is in flight: it is closed and
     /// unlocked. Later requests fail.

@@ -17,6 +17,8 @@
 //! SIMDEV-D5  A read of blocks that are being written sees a mixture.
 //! SIMDEV-D6  A kill makes nothing durable: unflushed writes can be read, and lost in a later
 //!            crash.
+//! SIMDEV-D7  A device that has grown has its old length after a crash, or the new one, until a
+//!            flush that began afterwards.
 //!
 //! A request begins at the call, not at the first poll of its future.
 
@@ -29,6 +31,7 @@ mod state;
 use std::future::{pending, poll_fn};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -44,7 +47,7 @@ pub use self::namespace::make_namespace;
 use self::state::{DiskState, RequestId};
 use crate::error::check_bounds;
 use crate::pi::Format;
-use crate::{Counters, Device, DeviceError, Expect, Geometry, IoError, Protect};
+use crate::{Counters, Device, DeviceError, Expect, Geometry, IoError, Protect, at_once};
 
 /// How a simulated device behaves.
 #[derive(Clone, Debug)]
@@ -84,7 +87,7 @@ pub struct SimDevice {
 
 struct Shared {
     name: String,
-    blocks: u64,
+    blocks: AtomicU64,
     counters: Counters,
     state: Mutex<DiskState, of::SimDevice>,
 }
@@ -103,7 +106,7 @@ impl SimDevice {
     pub fn from_disk(rt: Rt, id: DeviceId, disk: SimDisk, config: SimConfig) -> Arc<SimDevice> {
         let shared = Shared {
             name: format!("sim{}", id.0),
-            blocks: disk.image().blocks(),
+            blocks: AtomicU64::new(disk.image().blocks()),
             counters: Counters::default(),
             state: Mutex::new(DiskState::new(config.seed, disk, config.rates)),
         };
@@ -208,7 +211,7 @@ impl SimDevice {
 
     /// The device really ends here now, unlike its geometry.
     pub fn shrink(&self, blocks: u64) {
-        self.shared.state.lock().end = blocks.min(self.shared.blocks);
+        self.shared.state.lock().end = blocks.min(self.shared.blocks.load(Relaxed));
     }
 
     // Looking
@@ -231,7 +234,7 @@ impl SimDevice {
     // Requests
 
     fn check(&self, block: u64, blocks: u64) -> Result<(), DeviceError> {
-        check_bounds(&self.shared.name, self.shared.blocks, block, blocks)
+        check_bounds(&self.shared.name, self.shared.blocks.load(Relaxed), block, blocks)
     }
 
     fn delay(&self, state: &mut DiskState, range: &Range<Nanos>) -> BoxFuture<'static, ()> {
@@ -307,7 +310,7 @@ impl Device for SimDevice {
 
     fn geometry(&self) -> Geometry {
         Geometry {
-            blocks: self.shared.blocks,
+            blocks: self.shared.blocks.load(Relaxed),
             can_discard: self.config.can_discard,
             name: self.shared.name.clone(),
         }
@@ -422,6 +425,21 @@ impl Device for SimDevice {
                 source: IoError(errno),
             })
         })
+    }
+
+    fn grow(&self, blocks: u64, room: Range<u64>) -> BoxFuture<'_, Result<(), DeviceError>> {
+        let mut state = self.shared.state.lock();
+        let found = self.shared.blocks.load(Relaxed);
+        if state.host_free.is_some_and(|free| room.end - room.start > free) {
+            let (name, source) = (self.shared.name.clone(), IoError(libc::ENOSPC));
+            return at_once(Err(DeviceError::Grow { name, blocks, source }));
+        }
+        if blocks > found {
+            self.note(&mut state, [5, blocks, 0, 0]);
+            state.grow(blocks);
+            self.shared.blocks.store(blocks, Relaxed);
+        }
+        at_once(Ok(()))
     }
 
     fn counters(&self) -> &Counters {

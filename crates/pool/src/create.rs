@@ -63,7 +63,7 @@ pub(crate) async fn create(
     if device.geometry().blocks > label.blocks {
         labels::wipe_areas(device, device.geometry().blocks).await?;
     }
-    uberblocks::write_uberblock(device, &label, &first_uberblock(&label)).await?;
+    uberblocks::write_uberblock(device, label.blocks, &first_uberblock(&label)).await?;
     device.flush().await?;
     labels::write_labels(device, &label).await?;
     device.flush().await?;

@@ -89,7 +89,7 @@ impl Pool {
     async fn discard_some(&self, which: Discardable) -> Result<Pass, PoolError> {
         let mut pass = Pass::default();
         // A preallocated pool keeps its blocks, also on request.
-        if !self.devices.can_discard() || self.label.features.preallocated() {
+        if !self.devices.can_discard() || self.label.features().preallocated() {
             return Ok(pass);
         }
         for discard in self.space.take_discardable(which) {

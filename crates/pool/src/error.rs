@@ -8,6 +8,7 @@ use copyhold_log::{Damage, Unreadable};
 use copyhold_space::NoSpace;
 use copyhold_table::TableError;
 
+use crate::grow::GrowProblem;
 use crate::protection::ProtectionProblem;
 
 /// `Clone`: many waiters receive one failure.
@@ -69,6 +70,9 @@ pub enum PoolError {
     Shrunk { name: String, wanted: u64, found: u64 },
     #[error("{name} is too small for a pool: {found} blocks of 4 KiB, at least {wanted} needed")]
     TooSmall { name: String, wanted: u64, found: u64 },
+    /// The pool keeps its size.
+    #[error("{name} keeps its size: {problem}")]
+    Grow { name: String, problem: GrowProblem },
     #[error("the layout of the new pool is invalid: {0}")]
     Layout(FormatError),
     #[error("the pool is open read-only: {why}")]

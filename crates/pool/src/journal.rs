@@ -8,13 +8,14 @@
 //!             the last durable batch has it (rule R6).
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use copyhold_format::label::Label;
 use copyhold_format::log::{Batch, FrameHead, FrameKind, Payload, PieceRef, encode_frame};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Appender, Recovered, RecoveredBatch, Ring, RingFull, UBERBLOCKS_KEPT};
 use copyhold_sync::{Mutex, of};
-use copyhold_types::{Buf, Digest, Incarnation, Txg};
+use copyhold_types::{Buf, Digest, Incarnation, PoolId, Txg};
 
 use crate::config::Limits;
 use crate::devices::Devices;
@@ -26,7 +27,9 @@ const LATE: u64 = 4;
 
 pub(crate) struct Journal {
     devices: Devices,
-    label: Label,
+    pool: PoolId,
+    /// Of the pool: where the second label area is.
+    blocks: AtomicU64,
     ring: Ring,
     incarnation: Incarnation,
     /// Read only for the rule that is broken on purpose.
@@ -100,7 +103,7 @@ pub struct LogUse {
 impl Journal {
     pub(crate) fn new(
         devices: Devices,
-        label: Label,
+        label: &Label,
         ring: Ring,
         resume: Resume,
         recovered: &Recovered,
@@ -137,7 +140,8 @@ impl Journal {
                 uberblock: resume.uberblock.number,
             }),
             devices,
-            label,
+            pool: label.pool,
+            blocks: AtomicU64::new(label.blocks),
             ring,
             incarnation: resume.incarnation,
             limits: limits.clone(),
@@ -280,6 +284,16 @@ impl Journal {
         self.write_frame(position, &frame).await
     }
 
+    async fn write_uberblock(&self, uberblock: &Uberblock) -> Result<(), PoolError> {
+        let blocks = self.blocks.load(Relaxed);
+        uberblocks::write_uberblock(self.devices.home(), blocks, uberblock).await
+    }
+
+    /// The pool has so many blocks now. Called by the leader, as [`Self::move_head`] is.
+    pub(crate) fn grown(&self, blocks: u64) {
+        self.blocks.store(blocks, Relaxed);
+    }
+
     /// Moves the head to the oldest batch that is still needed: the first of a txg not older than
     /// `oldest_pin`, which must count flushed edits without a durable record as pinned. Called by
     /// the leader, so that no batch is being written (JOURNAL-J1). Returns whether there was
@@ -295,7 +309,7 @@ impl Journal {
             self.state.lock().appender.reuse_before(uberblock.head);
         }
         if !late || uberblock.number.is_multiple_of(LATE) {
-            uberblocks::write_uberblock(self.devices.home(), &self.label, &uberblock).await?;
+            self.write_uberblock(&uberblock).await?;
             let again = self.limits.breaks(Sabotage::TrustSecondFlush);
             health.flush(&self.devices, again).await?;
         }
@@ -323,7 +337,7 @@ impl Journal {
         let last = given_up + UBERBLOCKS_KEPT as u64;
         for number in (given_up + 1..=last).rev() {
             let again = Uberblock { number, ..uberblock.clone() };
-            uberblocks::write_uberblock(self.devices.home(), &self.label, &again).await?;
+            self.write_uberblock(&again).await?;
             health.flush(&self.devices, false).await?;
         }
         self.state.lock().uberblock = last;
@@ -369,7 +383,7 @@ impl Journal {
         // Moved or not, a further uberblock releases the log that only older ones needed.
         let behind = state.appender.head() < head || state.appender.floor() < head;
         behind.then(|| Uberblock {
-            pool: self.label.pool,
+            pool: self.pool,
             number: state.uberblock + 1,
             incarnation: self.incarnation,
             durable,

@@ -1,10 +1,9 @@
-//! Labels on the device: read at opening; written at creation, for a repair, and when features
-//! change.
+//! Labels on the device: read at opening; written at creation, for a repair, when features change,
+//! and when the pool grows.
 //!
 //! Either label is enough to open a pool; a damaged one is written again from the other before
 //! anything else is written.
 
-use std::ops::Deref;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -24,8 +23,8 @@ pub struct Labels {
     pub problems: [Option<String>; 2],
 }
 
-/// The label of an open pool. It changes when the pool begins to use a feature (`features`); its
-/// other fields, and those of the label that this derefs to, stay.
+/// The label of an open pool. It changes when the pool begins to use a feature (`features`) and
+/// when it grows (`grow`).
 #[derive(Debug)]
 pub(crate) struct OpenLabel {
     opened: Label,
@@ -35,6 +34,7 @@ pub(crate) struct OpenLabel {
     ro_compat: AtomicU64,
     incompat: AtomicU64,
     generation: AtomicU64,
+    blocks: AtomicU64,
 }
 
 impl OpenLabel {
@@ -42,7 +42,18 @@ impl OpenLabel {
         let ro_compat = AtomicU64::new(opened.features.ro_compat);
         let incompat = AtomicU64::new(opened.features.incompat);
         let generation = AtomicU64::new(opened.generation);
-        OpenLabel { opened, changing: FifoMutex::new(), ro_compat, incompat, generation }
+        let blocks = AtomicU64::new(opened.blocks);
+        OpenLabel { opened, changing: FifoMutex::new(), ro_compat, incompat, generation, blocks }
+    }
+
+    /// As both labels on the device have it.
+    pub(crate) fn now(&self) -> Label {
+        Label {
+            features: self.features(),
+            generation: self.generation.load(Acquire),
+            blocks: self.blocks.load(Acquire),
+            ..self.opened.clone()
+        }
     }
 
     /// The features that both labels on the device have.
@@ -56,24 +67,17 @@ impl OpenLabel {
         let now = self.features();
         let features = now.with(more);
         (features != now).then(|| {
-            let generation = self.generation.load(Acquire) + 1;
-            Label { features, generation, ..self.opened.clone() }
+            let now = self.now();
+            Label { features, generation: now.generation + 1, ..now }
         })
     }
 
     /// Both labels on the device are this one.
     pub(crate) fn written(&self, label: &Label) {
         self.generation.store(label.generation, Release);
+        self.blocks.store(label.blocks, Release);
         self.ro_compat.store(label.features.ro_compat, Release);
         self.incompat.store(label.features.incompat, Release);
-    }
-}
-
-impl Deref for OpenLabel {
-    type Target = Label;
-
-    fn deref(&self) -> &Label {
-        &self.opened
     }
 }
 
@@ -170,9 +174,13 @@ pub(crate) async fn write_labels(device: &DynDevice, label: &Label) -> Result<()
 
 /// Where labels are, the copy included.
 pub(crate) fn places(device: &DynDevice, label: &Label) -> impl Iterator<Item = u64> + use<> {
+    Label::areas(label.blocks).into_iter().chain(copy_at(device, label))
+}
+
+/// Where the copy at the end of a device is that is larger than the pool, and has room for it.
+fn copy_at(device: &DynDevice, label: &Label) -> Option<u64> {
     let size = device.geometry().blocks;
-    let [_, copy] = Label::areas(size);
-    Label::areas(label.blocks).into_iter().chain((size > label.blocks).then_some(copy))
+    (size >= label.blocks + AREA_BLOCKS).then(|| Label::areas(size)[1])
 }
 
 pub(crate) async fn write_label(
@@ -183,13 +191,20 @@ pub(crate) async fn write_label(
     Ok(device.write(at, Buf::from_bytes(&label.encode()).into(), Purpose::Label).await?)
 }
 
-/// Writes the damaged labels again.
+/// Writes the damaged labels again, and the copy at the end of a larger device, if it differs: a
+/// growth that a crash has interrupted leaves the label of the larger pool there (GROW-G2).
 pub(crate) async fn repair_labels(device: &DynDevice, labels: &Labels) -> Result<(), PoolError> {
     for (problem, at) in labels.problems.iter().zip(Label::areas(labels.label.blocks)) {
         if let Some(problem) = problem {
             tracing::warn!("writing the label at block {at} again: {problem}");
             write_label(device, &labels.label, at).await?;
         }
+    }
+    if let Some(at) = copy_at(device, &labels.label)
+        && read_label(device, at).await.ok().as_ref() != Some(&labels.label)
+    {
+        tracing::warn!("writing the copy of the label at block {at} again");
+        write_label(device, &labels.label, at).await?;
     }
     Ok(())
 }

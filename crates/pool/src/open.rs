@@ -155,7 +155,7 @@ impl Pool {
             if !pool.sabotaged(Sabotage::NoFlushAtMount) {
                 pool.flush_device().await?;
             }
-            if uberblocks.repair(pool.devices.home(), &pool.label).await? {
+            if uberblocks.repair(pool.devices.home(), &pool.label.now()).await? {
                 pool.flush_device().await?;
             }
             if pool.cut.is_some() {
@@ -180,8 +180,9 @@ impl Pool {
         recovered: &Recovered,
     ) -> Result<(), PoolError> {
         labels::repair_labels(self.devices.home(), labels).await?;
-        if *self.label != labels.label {
-            features::write_labels(self, &self.label).await?;
+        let label = self.label.now();
+        if label != labels.label {
+            features::write_labels(self, &label).await?;
         }
         ring.repair(&recovered.repairs).await?;
         self.journal.renew(recovered).await;
@@ -454,14 +455,7 @@ async fn assemble(
     let admission = Admission::new(options.limits.delta_bytes);
     Ok(Pool {
         flusher: Flusher::new(tables.weight()),
-        journal: Journal::new(
-            devices.clone(),
-            label.clone(),
-            ring,
-            resume,
-            recovered,
-            &options.limits,
-        ),
+        journal: Journal::new(devices.clone(), &label, ring, resume, recovered, &options.limits),
         tables,
         cut: None,
         read_only: options.read_only.then(|| "it was asked for".to_owned()),

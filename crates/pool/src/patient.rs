@@ -18,6 +18,7 @@
 //! PATIENT-W2  Waiting ends when the pool has stopped (`health`).
 //! PATIENT-W3  While a pool is being opened, no write waits: a mount fails instead.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
@@ -221,6 +222,15 @@ impl Device for Patient {
 
     fn discard(&self, block: u64, blocks: u64) -> BoxFuture<'static, Result<(), DeviceError>> {
         self.below.discard(block, blocks)
+    }
+
+    fn measure(&self) -> Result<u64, DeviceError> {
+        self.below.measure()
+    }
+
+    /// Without waiting for space: growth is refused then, and nothing is lost.
+    fn grow(&self, blocks: u64, room: Range<u64>) -> BoxFuture<'_, Result<(), DeviceError>> {
+        self.below.grow(blocks, room)
     }
 
     fn release(&self) {

@@ -85,8 +85,8 @@ impl Pool {
         &self.rt
     }
 
-    pub fn label(&self) -> &Label {
-        &self.label
+    pub fn label(&self) -> Label {
+        self.label.now()
     }
 
     pub fn device(&self) -> &DynDevice {

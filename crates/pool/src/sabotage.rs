@@ -43,6 +43,8 @@ pub enum Sabotage {
     /// LOGROOM-A3: a transaction that nothing else is before is admitted also above the log's
     /// limit.
     AdmitAboveLimit,
+    /// GROW-G1: new blocks are used, and no label names them.
+    GrowWithoutLabels,
     /// R9: numbers are assigned before their mark is durable.
     ReissueIds,
     /// R8: data that only its tuples protect is not flushed before the batch that refers to it.
@@ -116,7 +118,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 44] = [
+    pub const ALL: [Sabotage; 45] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -128,6 +130,7 @@ impl Sabotage {
         Sabotage::KeepNewestHeadOnly,
         Sabotage::RecordsAskedFirst,
         Sabotage::AdmitAboveLimit,
+        Sabotage::GrowWithoutLabels,
         Sabotage::ReissueIds,
         Sabotage::NoFlushBeforeGuard,
         Sabotage::NoBirth,

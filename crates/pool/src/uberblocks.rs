@@ -13,7 +13,7 @@
 //!          unless one refuses it.
 
 use copyhold_device::{DeviceError, DynDevice};
-use copyhold_format::label::{Label, RING_SLOTS, RING_START};
+use copyhold_format::label::{AREA_BLOCKS, Label, RING_SLOTS, RING_START};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::UBERBLOCKS_KEPT;
 use copyhold_types::{BLOCK_BYTES, Buf, PoolId, Purpose};
@@ -235,15 +235,33 @@ impl Uberblocks {
     }
 }
 
-/// Writes an uberblock to both labels. Durable after the next flush.
-pub(crate) async fn write_uberblock(
+/// Fills the second label area of a pool that grows to `blocks` blocks: with the label of the
+/// present size, and a ring of all uberblocks that verify. Durable after the next flush.
+pub(crate) async fn copy_area(
     device: &DynDevice,
     label: &Label,
+    blocks: u64,
+) -> Result<(), PoolError> {
+    let mut area = Buf::zeroed(AREA_BLOCKS as usize);
+    area.make_mut()[..BLOCK_BYTES].copy_from_slice(&label.encode());
+    for uberblock in read_uberblocks(device, label).await? {
+        let at = (RING_START + uberblock.number % RING_SLOTS) as usize * BLOCK_BYTES;
+        let bytes = uberblock.encode();
+        area.make_mut()[at..at + bytes.len()].copy_from_slice(&bytes);
+    }
+    let [_, at] = Label::areas(blocks);
+    Ok(device.write(at, area.into(), Purpose::Label).await?)
+}
+
+/// Writes an uberblock to both labels of a pool of `blocks` blocks. Durable after the next flush.
+pub(crate) async fn write_uberblock(
+    device: &DynDevice,
+    blocks: u64,
     uberblock: &Uberblock,
 ) -> Result<(), PoolError> {
     let block = Buf::from_bytes(&uberblock.encode());
-    let [start, end] = Label::areas(label.blocks)
-        .map(|area| write_at(device, area, uberblock.number, block.clone()));
+    let [start, end] =
+        Label::areas(blocks).map(|area| write_at(device, area, uberblock.number, block.clone()));
     let (start, end) = join(start, end).await;
     start.and(end)
 }

@@ -73,9 +73,10 @@ pub fn errno_of_pool(error: &PoolError) -> Errno {
         PoolError::Device(error) => errno_of_device(error),
         PoolError::ReadOnly { .. } => Errno::EROFS,
         PoolError::Newer { .. } => Errno::EOPNOTSUPP,
-        PoolError::NotAPool { .. } | PoolError::TooSmall { .. } | PoolError::Layout(_) => {
-            Errno::EINVAL
-        }
+        PoolError::NotAPool { .. }
+        | PoolError::TooSmall { .. }
+        | PoolError::Layout(_)
+        | PoolError::Grow { .. } => Errno::EINVAL,
         // The device is whole, and not the one of this pool.
         PoolError::Protection { .. } => Errno::EMEDIUMTYPE,
         _ => Errno::EIO,
@@ -90,10 +91,14 @@ pub fn errno_of_device(error: &DeviceError) -> Errno {
         | DeviceError::ThinFull { source, .. }
         | DeviceError::Flush { source, .. }
         | DeviceError::Discard { source, .. }
-        | DeviceError::Open { source, .. } => Errno::new(source.0),
+        | DeviceError::Open { source, .. }
+        | DeviceError::Grow { source, .. } => Errno::new(source.0),
         DeviceError::Locked { .. } => Errno::EBUSY,
         DeviceError::Occupied { .. } => Errno::EEXIST,
-        DeviceError::NotADevice { .. } | DeviceError::SectorTooLarge { .. } => Errno::EINVAL,
+        DeviceError::NotADevice { .. }
+        | DeviceError::SectorTooLarge { .. }
+        | DeviceError::Short { .. }
+        | DeviceError::FixedSize { .. } => Errno::EINVAL,
         DeviceError::Missing(_) => Errno::ENXIO,
         DeviceError::NoBlockDevice { .. } => Errno::ENODEV,
         DeviceError::Namespace { problem, .. } => errno_of_header(problem),

@@ -20,6 +20,7 @@ use copyhold_fs::{Caller, Deleted, NodeId, Right, RolledBack};
 use copyhold_types::SubvolId;
 
 use crate::NamesLimit;
+use crate::wire::growth::{PoolSize, Resized};
 use crate::wire::memory::{Brief, Freed, MemoryChange, MemoryRow};
 use crate::wire::names::{NamesRow, NamesTotals};
 use crate::wire::scan::Scan;
@@ -255,6 +256,11 @@ pub(crate) trait Tenants: Send + Sync {
     /// How many a subvolume has.
     fn names_of(&self, _: SubvolId) -> Answer<u64> {
         self.names_totals().map(|totals| totals.live)
+    }
+
+    /// Makes the pool larger.
+    fn grow(&self, _: PoolSize) -> impl Future<Output = Answer<Resized>> + Send {
+        not_built("growing")
     }
 
     /// Evicts caches of such a group.

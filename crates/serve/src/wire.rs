@@ -7,6 +7,7 @@
 //! Names in questions are bytes, as the kernel has them. Paths in answers are for people and for
 //! JSON, where bytes that are no UTF-8 cannot be.
 
+pub mod growth;
 pub mod memory;
 pub mod names;
 pub mod scan;
@@ -19,6 +20,7 @@ use copyhold_format::item::{BadGroupId, GroupId};
 use serde::{Deserialize, Serialize};
 
 use crate::NamesLimit;
+use growth::PoolSize;
 use memory::{Brief, MemoryChange};
 use scan::Scan;
 
@@ -135,6 +137,10 @@ pub enum Question {
     },
     /// Forgets the absent names of the subvolume whose root this directory is; how many there were.
     DropNames,
+    /// Makes the pool larger; [`growth::Resized`].
+    Grow {
+        size: PoolSize,
+    },
 }
 
 impl Question {
@@ -151,7 +157,8 @@ impl Question {
             | Question::QuotaDisable
             | Question::Regroup { .. }
             | Question::GroupClearStale
-            | Question::SetMemory { .. } => true,
+            | Question::SetMemory { .. }
+            | Question::Grow { .. } => true,
             Question::Token
             | Question::Subvolumes { .. }
             | Question::Subvolume

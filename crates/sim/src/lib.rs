@@ -18,6 +18,7 @@ pub mod enumeration;
 pub mod faults;
 pub mod fs_level;
 mod full;
+mod growth;
 mod machine;
 mod memory_orders;
 mod mounted;

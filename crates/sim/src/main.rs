@@ -24,6 +24,7 @@ copyhold-simulate: crash simulation by seed
   --weather W    the same weather in every life
   --break R      break a rule on purpose, and see it noticed
   --pi FORMAT    on a device with protection information, as 4096+16:64b
+  --grow         the pool becomes larger while clients use it
   --modes M      clients change checksum modes: yes or no, instead of what the seed says
 
 or every workload of a few operations, with every crash:
@@ -40,8 +41,17 @@ or a short workload, with each of its requests to the device failing in turn:
 --pi FORMAT goes with all of them.
 ";
 
-const HISTORIES: &[&str] =
-    &["--seeds", "--start", "--level", "--seed", "--weather", "--break", "--pi", "--modes"];
+const HISTORIES: &[&str] = &[
+    "--seeds",
+    "--start",
+    "--level",
+    "--seed",
+    "--weather",
+    "--break",
+    "--pi",
+    "--modes",
+    "--grow",
+];
 
 /// The arguments that each other kind of run heeds, the first of which asks for it.
 const OTHERS: [&[&str]; 3] = [
@@ -58,6 +68,7 @@ struct Args {
     broken: Option<Sabotage>,
     protection: Option<Format>,
     modes: Option<bool>,
+    grows: bool,
     /// Operations of all workloads, instead of histories.
     enumerate: Option<usize>,
     part: (usize, usize),
@@ -111,6 +122,7 @@ fn run_level(level: Level, start: u64, args: &Args) -> u64 {
             broken: args.broken,
             protection: args.protection,
             modes: args.modes,
+            grows: args.grows,
             tell: args.seeds == 1,
             ..Plan::new(level, seed)
         };
@@ -239,6 +251,7 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
         broken: None,
         protection: None,
         modes: None,
+        grows: false,
         enumerate: None,
         part: (1, 1),
         mode: ChecksumMode::Item,
@@ -269,6 +282,7 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
                 let say = |yes: bool| if yes { "yes" } else { "no" }.to_string();
                 parsed.modes = Some(named(&value()?, &[true, false], say)?);
             }
+            "--grow" => parsed.grows = true,
             "--enumerate" => parsed.enumerate = Some(length(&value()?)?),
             "--mode" => {
                 let mode = value()?;
@@ -292,6 +306,9 @@ fn refuse_unheeded(given: &[String]) -> Result<(), String> {
     let other = OTHERS.iter().find(asked);
     let heeded = other.copied().unwrap_or(HISTORIES);
     let run = other.map_or("histories", |kind| kind[0]);
+    if asked(&&&["--grow"][..]) && asked(&&&["--pi"][..]) {
+        return Err("--grow does nothing with --pi: a namespace keeps its size".into());
+    }
     let unheeded = given.iter().find(|name| !heeded.contains(&name.as_str()));
     unheeded.map_or(Ok(()), |name| Err(format!("{name} does nothing with {run}")))
 }
@@ -330,6 +347,7 @@ mod tests {
             ("--part 1/2 --seeds 3", "--part does nothing with histories"),
             ("--modes yes --enumerate 1", "--modes does nothing with --enumerate"),
             ("--enumerate 1 --faults", "--faults does nothing with --enumerate"),
+            ("--grow --pi 4096+16:64b", "--grow does nothing with --pi"),
             ("--faults --modes yes", "--modes does nothing with --faults"),
             ("--faults --break TrustSecondFlush", "--break does nothing with --faults"),
             ("--fault write:7:once --mode guard", "--mode does nothing with --fault"),
@@ -342,6 +360,7 @@ mod tests {
             "--enumerate 1 --part 1/4 --mode guard --pi 4096+16:64b --break NoFlushBeforeGuard",
             "--fault write:7:once --pi 4096+16:64b",
             "--faults",
+            "--level pool --seed 3 --grow",
         ] {
             assert_eq!(refusal(line), None, "{line}");
         }

@@ -51,6 +51,8 @@ pub struct Plan {
     pub protection: Option<Format>,
     /// Clients of filesystems change checksum modes, or not, instead of what the seed says.
     pub modes: Option<bool>,
+    /// The pool becomes larger while clients use it. A namespace cannot.
+    pub grows: bool,
     /// Say on standard error what happens.
     pub tell: bool,
 }
@@ -64,6 +66,8 @@ pub struct Outcome {
     /// Histories that reached the state that their level is about: they deleted data on a full pool
     /// and wrote the freed space again, or used nine tenths of a limit.
     pub reached: u64,
+    /// Histories whose pool was larger in the end ([`Plan::grows`]).
+    pub grown: u64,
     /// Extents of files that the last recovery found, by their checksum mode.
     pub by_mode: ByMode,
     /// Blocks that a bad drive did not write and a read refused, by the mode of their extent.
@@ -84,6 +88,7 @@ impl Outcome {
         self.crashes += other.crashes;
         self.recoveries += other.recoveries;
         self.reached += other.reached;
+        self.grown += other.grown;
         modes::add(&mut self.by_mode, &other.by_mode);
         modes::add(&mut self.lost_writes, &other.lost_writes);
         self.forgotten += other.forgotten;
@@ -108,6 +113,7 @@ impl Plan {
             second_opinion: true,
             protection: None,
             modes: None,
+            grows: false,
             tell: false,
         }
     }
@@ -158,6 +164,9 @@ impl fmt::Display for Plan {
         }
         if let Some(modes) = self.modes {
             write!(f, " --modes {}", if modes { "yes" } else { "no" })?;
+        }
+        if self.grows {
+            write!(f, " --grow")?;
         }
         Ok(())
     }

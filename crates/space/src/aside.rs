@@ -57,6 +57,19 @@ impl Aside {
         Aside { allocated, freed, fixed, usable, newest: None }
     }
 
+    /// The metaslab becomes longer; the new blocks are not usable yet.
+    pub(crate) fn lengthen(&mut self, before: u32, blocks: u32) {
+        self.allocated.lengthen(blocks);
+        self.freed.lengthen(blocks);
+        self.fixed.add(before.into()..blocks.into());
+    }
+
+    /// These blocks become usable: no map has them.
+    pub(crate) fn make_usable(&mut self, first: u32, blocks: u32) {
+        let first = u64::from(first);
+        self.usable += self.fixed.remove(first..first + u64::from(blocks));
+    }
+
     /// In the order in which the edits came.
     pub(crate) fn note(&mut self, txg: Txg, first: u32, blocks: u32, free: bool) {
         let (to, from) = match free {
@@ -71,7 +84,9 @@ impl Aside {
     /// The blocks that are allocated by a map and by the edits that it does not have.
     fn apply_to(&self, map: &[u64]) -> Bits {
         let edits = self.allocated.words().iter().zip(self.freed.words());
-        let words = map.iter().zip(edits).map(|(map, (set, clear))| (map | set) & !clear);
+        // A map that was written before the device grew has fewer blocks.
+        let map = map.iter().copied().chain(std::iter::repeat(0));
+        let words = map.zip(edits).map(|(map, (set, clear))| (map | set) & !clear);
         Bits::from_words(words.collect())
     }
 }
@@ -98,8 +113,8 @@ impl Space {
         let metaslab = &self.shared.metaslabs[index];
         let state = metaslab.lock();
         let Some(aside) = &state.aside else { return Vec::new() };
-        let mut bits = Bits::new(metaslab.blocks);
-        bits.set(0, metaslab.blocks);
+        let mut bits = Bits::new(metaslab.blocks());
+        bits.set(0, metaslab.blocks());
         for range in aside.fixed.iter() {
             bits.clear(range.start as u32, (range.end - range.start) as u32);
         }
@@ -167,7 +182,7 @@ impl Space {
     ) -> Result<bool, SpaceError> {
         let index = self.shared.geometry.index_of(id);
         let index = index.ok_or(SpaceError::NoMetaslab { metaslab: id })?;
-        let mut bits = Bits::new(self.shared.metaslabs[index].blocks);
+        let mut bits = Bits::new(self.shared.metaslabs[index].blocks());
         for run in allocated {
             let outside = |_| SpaceError::Outside { run };
             for piece in self.shared.geometry.pieces(run).map_err(outside)? {
@@ -188,8 +203,8 @@ impl Space {
             return Ok(false);
         };
         let logged = aside.apply_to(map);
-        let mut free = Bits::new(metaslab.blocks);
-        free.set(0, metaslab.blocks);
+        let mut free = Bits::new(metaslab.blocks());
+        free.set(0, metaslab.blocks());
         free.words_mut().iter_mut().zip(logged.words()).for_each(|(free, used)| *free &= !used);
         for range in aside.fixed.iter() {
             let (first, blocks) = (range.start as u32, (range.end - range.start) as u32);

@@ -17,6 +17,11 @@ impl Bits {
         Bits { words }
     }
 
+    /// Appends clear bits, up to `blocks` in all.
+    pub(crate) fn lengthen(&mut self, blocks: u32) {
+        self.words.resize(blocks.div_ceil(64) as usize, 0);
+    }
+
     pub(crate) fn words(&self) -> &[u64] {
         &self.words
     }

@@ -99,8 +99,8 @@ impl Figures {
 
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
-    total: u64,
-    reserve: u64,
+    total: AtomicI64,
+    reserve: AtomicI64,
     free: AtomicI64,
     available: AtomicI64,
     allocated: AtomicI64,
@@ -123,7 +123,9 @@ fn read(figure: &AtomicI64) -> u64 {
 
 impl Budget {
     pub(crate) fn new(reserve: u64, free: u64, allocated: u64, freeing: u64, total: u64) -> Budget {
-        let budget = Budget { total, reserve, ..Budget::default() };
+        let budget = Budget::default();
+        add(&budget.total, total);
+        add(&budget.reserve, reserve);
         add(&budget.free, free);
         add(&budget.available, free);
         add(&budget.allocated, allocated);
@@ -131,14 +133,34 @@ impl Budget {
         budget
     }
 
+    /// Blocks kept back from writes.
+    pub(crate) fn reserve_blocks(&self) -> u64 {
+        read(&self.reserve)
+    }
+
+    /// So many more blocks are free, and so many more are allocated, for all that is known. The
+    /// reserve is no smaller than before.
+    pub(crate) fn grow(&self, free: u64, allocated: u64, reserve: u64) {
+        add(&self.total, free + allocated);
+        add(&self.allocated, allocated);
+        add(&self.free, free);
+        add(&self.available, free);
+        self.reserve.store(reserve as i64, Relaxed);
+    }
+
+    pub(crate) fn total(&self) -> u64 {
+        read(&self.total)
+    }
+
     fn floor(&self, tier: Tier) -> i64 {
+        let reserve = self.reserve.load(Relaxed);
         match tier {
-            Tier::Write => self.reserve as i64,
-            Tier::Change => (self.reserve - self.reserve / 4) as i64,
-            Tier::Delete => (self.reserve / 2) as i64,
-            Tier::FinishDelete => (self.reserve / 8 * 3) as i64,
-            Tier::DeleteSubvolume => (self.reserve / 4) as i64,
-            Tier::FinishSubvolume => (self.reserve / 8) as i64,
+            Tier::Write => reserve,
+            Tier::Change => reserve - reserve / 4,
+            Tier::Delete => reserve / 2,
+            Tier::FinishDelete => reserve / 8 * 3,
+            Tier::DeleteSubvolume => reserve / 4,
+            Tier::FinishSubvolume => reserve / 8,
             Tier::Internal => i64::MIN,
         }
     }
@@ -167,7 +189,7 @@ impl Budget {
 
     pub(crate) fn no_space(&self, wanted: u64) -> NoSpace {
         let on_the_way = read(&self.freeing) + read(&self.discarding);
-        NoSpace { wanted, free: read(&self.available), reserve: self.reserve, on_the_way }
+        NoSpace { wanted, free: read(&self.available), reserve: self.reserve_blocks(), on_the_way }
     }
 
     /// Blocks that a claim could get.
@@ -233,12 +255,12 @@ impl Budget {
         let free = self.free.load(Relaxed);
         let reserved = free - self.available.load(Relaxed);
         Figures {
-            total: self.total,
+            total: self.total(),
             allocated: read(&self.allocated),
             claimed: read(&self.claimed),
             free: free.max(0) as u64,
             reserved: reserved.max(0) as u64,
-            reserve: self.reserve,
+            reserve: self.reserve_blocks(),
             freeing: read(&self.freeing),
             discarding: read(&self.discarding),
         }

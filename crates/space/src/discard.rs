@@ -71,7 +71,7 @@ impl Space {
         let mut spare = match which.keep_warm {
             true => {
                 let warm: u64 = shared.metaslabs.iter().map(|metaslab| metaslab.warm_free()).sum();
-                warm.saturating_sub(shared.warm_blocks)
+                warm.saturating_sub(shared.config.warm(shared.budget.total()))
             }
             false => u64::MAX,
         };

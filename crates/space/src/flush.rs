@@ -136,10 +136,10 @@ impl Space {
         assert!(state.complete_to <= Some(closed), "{id} is complete beyond {closed} already");
         state.frozen = Some(std::mem::take(&mut state.live));
         let words = state.aside.is_none().then(|| state.logged.words().to_vec());
-        let replaces = state.map;
+        let (replaces, blocks) = (state.map, metaslab.blocks());
         drop(state);
         let MetaslabId { device, index: number } = id;
-        let (first_block, blocks) = (metaslab.first_block, metaslab.blocks);
+        let first_block = metaslab.first_block;
         let place = MapRange { device, index: number, first_block, blocks };
         let map = words.map(|words| SpaceMap::new(place, closed, words));
         let (space, complete_to) = (self.clone(), closed);

@@ -107,6 +107,22 @@ impl FreeMap {
         map
     }
 
+    /// Of blocks that were never written to, none of which is free yet.
+    pub(crate) fn unused(blocks: u32) -> FreeMap {
+        let mut map = FreeMap::new(Bits::new(0), 0);
+        map.lengthen(blocks);
+        map
+    }
+
+    /// Appends blocks that are not free, up to `blocks` in all.
+    pub(crate) fn lengthen(&mut self, blocks: u32) {
+        self.free.lengthen(blocks);
+        self.blocks = blocks;
+        let chunk =
+            Chunk { free: 0, warm: false, hole: false, state: FreeState::Idle(None), freed: None };
+        self.chunks.resize(blocks.div_ceil(CHUNK_BLOCKS) as usize, chunk);
+    }
+
     pub(crate) fn counts(&self) -> [u32; Grade::COUNT] {
         self.counts
     }

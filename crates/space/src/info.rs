@@ -41,7 +41,7 @@ impl Space {
         Some(MetaslabInfo {
             id,
             first_block: metaslab.first_block,
-            blocks: metaslab.blocks,
+            blocks: metaslab.blocks(),
             allocated: state.logged.count(),
             free: state.free.free_blocks(),
             freeing: state.deferred.values().flatten().map(|run| u64::from(run.1)).sum(),

@@ -5,6 +5,7 @@
 //! device that grows gets more metaslabs of the same size.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 
 use copyhold_types::{BlockAddr, DeviceId, Run};
 
@@ -78,7 +79,22 @@ pub(crate) struct Outside;
 /// All devices; metaslabs are numbered through, in the order of the devices.
 #[derive(Debug)]
 pub(crate) struct Geometry {
-    devices: Vec<(MetaslabLayout, usize)>,
+    devices: Vec<DeviceLayout>,
+}
+
+/// A device, whose blocks may become more.
+#[derive(Debug)]
+struct DeviceLayout {
+    opened: MetaslabLayout,
+    blocks: AtomicU64,
+    /// Number of its first metaslab.
+    base: usize,
+}
+
+impl DeviceLayout {
+    fn now(&self) -> MetaslabLayout {
+        MetaslabLayout { blocks: self.blocks.load(Acquire), ..self.opened }
+    }
 }
 
 /// The part of a run that lies in one metaslab.
@@ -96,10 +112,10 @@ impl Geometry {
         let mut metaslabs = 0;
         let mut devices = Vec::with_capacity(layouts.len());
         for layout in layouts {
-            let known =
-                devices.iter().any(|(d, _): &(MetaslabLayout, _)| d.device == layout.device);
-            assert!(!known, "{:?} is there twice", layout.device);
-            devices.push((*layout, metaslabs));
+            let is_same = |known: &DeviceLayout| known.opened.device == layout.device;
+            assert!(!devices.iter().any(is_same), "{:?} is there twice", layout.device);
+            let blocks = AtomicU64::new(layout.blocks);
+            devices.push(DeviceLayout { opened: *layout, blocks, base: metaslabs });
             metaslabs += layout.metaslabs() as usize;
         }
         Geometry { devices }
@@ -107,24 +123,38 @@ impl Geometry {
 
     /// Every metaslab in order: its name, its layout.
     pub(crate) fn metaslabs(&self) -> impl Iterator<Item = (MetaslabId, MetaslabLayout)> + '_ {
-        self.devices.iter().flat_map(|&(layout, _)| {
+        self.devices.iter().map(DeviceLayout::now).flat_map(|layout| {
             (0..layout.metaslabs())
                 .map(move |index| (MetaslabId { device: layout.device, index }, layout))
         })
     }
 
-    fn device(&self, device: DeviceId) -> Option<&(MetaslabLayout, usize)> {
-        self.devices.iter().find(|(layout, _)| layout.device == device)
+    fn device(&self, device: DeviceId) -> Option<&DeviceLayout> {
+        self.devices.iter().find(|layout| layout.opened.device == device)
+    }
+
+    /// How the last device is cut: the only one that may grow, since the numbers of metaslabs
+    /// stay.
+    pub(crate) fn last(&self) -> Option<MetaslabLayout> {
+        self.devices.last().map(DeviceLayout::now)
+    }
+
+    /// The last device has so many blocks from now on.
+    pub(crate) fn grow_last(&self, blocks: u64) {
+        let last = self.devices.last().expect("a pool has a device");
+        let before = last.blocks.swap(blocks, Release);
+        assert!(before <= blocks, "{:?} becomes smaller", last.opened.device);
     }
 
     pub(crate) fn index_of(&self, id: MetaslabId) -> Option<usize> {
-        let (layout, first) = self.device(id.device)?;
-        (id.index < layout.metaslabs()).then_some(first + id.index as usize)
+        let device = self.device(id.device)?;
+        (id.index < device.now().metaslabs()).then_some(device.base + id.index as usize)
     }
 
     /// Cuts `run` at the borders of metaslabs.
     pub(crate) fn pieces(&self, run: Run) -> Result<impl Iterator<Item = Piece> + use<>, Outside> {
-        let &(layout, base) = self.device(run.addr.device()).ok_or(Outside)?;
+        let device = self.device(run.addr.device()).ok_or(Outside)?;
+        let (layout, base) = (device.now(), device.base);
         if run.end() > layout.blocks {
             return Err(Outside);
         }

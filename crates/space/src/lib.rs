@@ -16,6 +16,7 @@
 //!   flush    pins → freeze → write → transaction → installed           see `flush`
 //!   repair   set_aside → missing_map → supply, supply_runs             see `aside`
 //!   discard  take_discardable → discard → discard_done                 see `discard` (R15)
+//!   grow     grow                                                     see `grow`
 //!   look     figures, metaslab, allocated_runs                         statfs, debug, check
 //! ```
 //!
@@ -30,6 +31,7 @@
 
 #![forbid(unsafe_code)]
 
+mod append_list;
 mod aside;
 mod bits;
 mod budget;
@@ -42,6 +44,7 @@ mod error;
 mod flush;
 mod fragmentation;
 mod free;
+mod grow;
 mod info;
 mod lane;
 mod layout;

@@ -38,7 +38,8 @@ use crate::layout::MetaslabId;
 pub(crate) struct Metaslab {
     pub(crate) id: MetaslabId,
     pub(crate) first_block: u64,
-    pub(crate) blocks: u32,
+    /// Changes under the mutex.
+    blocks: AtomicU32,
     state: Mutex<MetaslabState, of::Metaslab>,
     offers: [AtomicU32; Grade::COUNT],
     free_blocks: AtomicU32,
@@ -65,6 +66,20 @@ pub(crate) struct MetaslabState {
 }
 
 impl MetaslabState {
+    /// Of a metaslab that nothing was ever allocated in, and of which no block is free yet.
+    pub(crate) fn unused(blocks: u32) -> MetaslabState {
+        MetaslabState {
+            logged: Bits::new(blocks),
+            free: FreeMap::unused(blocks),
+            deferred: BTreeMap::new(),
+            live: Changes::default(),
+            frozen: None,
+            map: None,
+            complete_to: None,
+            aside: None,
+        }
+    }
+
     pub(crate) fn oldest_pin(&self) -> Option<Txg> {
         self.frozen.map_or(self.live, |frozen| self.live.and(frozen)).oldest
     }
@@ -80,7 +95,7 @@ impl Metaslab {
         let metaslab = Metaslab {
             id,
             first_block,
-            blocks,
+            blocks: AtomicU32::new(blocks),
             state: Mutex::new(state),
             offers: Default::default(),
             free_blocks: AtomicU32::new(0),
@@ -96,6 +111,21 @@ impl Metaslab {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, MetaslabState> {
         self.state.lock()
+    }
+
+    /// Blocks; the last metaslab of a device may become longer.
+    pub(crate) fn blocks(&self) -> u32 {
+        self.blocks.load(Relaxed)
+    }
+
+    /// Appends blocks that are not free, up to `blocks` in all, to a locked metaslab.
+    pub(crate) fn lengthen(&self, state: &mut MetaslabState, blocks: u32) {
+        let before = self.blocks.swap(blocks, Relaxed);
+        state.logged.lengthen(blocks);
+        state.free.lengthen(blocks);
+        if let Some(aside) = &mut state.aside {
+            aside.lengthen(before, blocks);
+        }
     }
 
     pub(crate) fn run(&self, first: u32, blocks: u32) -> Run {

@@ -113,13 +113,19 @@ impl Restore {
             wrong("device", place.device.0.into(), id.device.0.into())?;
             wrong("index", place.index.into(), id.index.into())?;
             wrong("first_block", place.first_block, layout.first_block(id.index))?;
-            wrong("blocks", place.blocks.into(), layout.blocks_of(id.index).into())?;
+            // A map that was written before the device grew has fewer blocks.
+            let blocks = u64::from(layout.blocks_of(id.index));
+            wrong("blocks", place.blocks.into(), blocks.min(place.blocks.into()))?;
             wrong("complete_to", map.complete_to().get(), descriptor.complete_to.get())?;
             wrong("allocated", map.allocated().into(), descriptor.allocated.into())?;
         }
         assert_eq!(map.is_some(), descriptor.map.is_some(), "the map that the descriptor names");
         let metaslab = &mut self.metaslabs[index];
-        metaslab.logged = map.map(|map| Bits::from_words(map.words().to_vec()));
+        metaslab.logged = map.map(|map| {
+            let mut logged = Bits::from_words(map.words().to_vec());
+            logged.lengthen(layout.blocks_of(id.index));
+            logged
+        });
         metaslab.descriptor = Some(descriptor);
         Ok(())
     }

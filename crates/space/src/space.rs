@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{Run, Txg};
 
+use crate::append_list::AppendList;
 use crate::budget::{Budget, Figures, NoSpace, Reservation, Tier};
 use crate::claim::{Claim, Claims};
 use crate::error::SpaceError;
@@ -46,17 +47,14 @@ impl Config {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) geometry: Geometry,
-    pub(crate) metaslabs: Vec<Metaslab>,
+    pub(crate) metaslabs: AppendList<Metaslab>,
     pub(crate) lanes: Vec<Mutex<LaneState, of::Lane>>,
     pub(crate) budget: Budget,
     /// One allocation at a time when space is scarce.
     pub(crate) scarce: Mutex<(), of::ScarceSpace>,
     /// Chunks with a free run of 64 KiB, in all metaslabs.
     good_chunks: AtomicI64,
-    /// This many good chunks are kept for nodes, which are read and written faster in one run: half
-    /// of the reserve.
-    kept_chunks: i64,
-    pub(crate) warm_blocks: u64,
+    pub(crate) config: Config,
     run_max: u32,
 }
 
@@ -83,16 +81,14 @@ impl Shared {
             let at = lane / LaneClass::COUNT * metaslabs.len() / cpus;
             Mutex::new(LaneState { open: None, at })
         });
-        let figures = budget.figures();
         Shared {
             lanes: lanes.collect(),
             scarce: Mutex::new(()),
             good_chunks,
-            kept_chunks: (figures.reserve / 2 / u64::from(CHUNK_BLOCKS)) as i64,
-            warm_blocks: config.warm(figures.total),
+            config: *config,
             run_max: config.run_max.unwrap_or(u32::MAX),
             geometry,
-            metaslabs,
+            metaslabs: AppendList::new(metaslabs),
             budget,
         }
     }
@@ -108,9 +104,11 @@ impl Shared {
         }
     }
 
-    /// Good chunks beyond those that are kept for nodes.
+    /// Good chunks beyond those that are kept for nodes, which are read and written faster in one
+    /// run: half of the reserve.
     pub(crate) fn spare_chunks(&self) -> u32 {
-        let spare = self.good_chunks.load(Relaxed) - self.kept_chunks;
+        let kept = (self.budget.reserve_blocks() / 2 / u64::from(CHUNK_BLOCKS)) as i64;
+        let spare = self.good_chunks.load(Relaxed) - kept;
         u32::try_from(spare.max(0)).unwrap_or(u32::MAX)
     }
 
@@ -288,7 +286,7 @@ impl Space {
     /// pinned it or an earlier txg (R3).
     pub fn release_deferred(&self, up_to: Txg) -> u64 {
         let mut released = 0;
-        for metaslab in &self.shared.metaslabs {
+        for metaslab in self.shared.metaslabs.iter() {
             let (blocks, good_chunks) = metaslab.release_deferred(up_to);
             self.shared.add_good_chunks(good_chunks);
             released += blocks;

@@ -28,6 +28,7 @@ enum Step {
     Trim,
     Discard { least: u32, keep_warm: bool },
     EndDiscard { pick: usize, done: bool },
+    Grow { more: u64, area: u32 },
     Crash { all: bool },
 }
 
@@ -73,6 +74,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0u32..600, any::<bool>())
             .prop_map(|(least, keep_warm)| Step::Discard { least, keep_warm }),
         2 => (pick(), any::<bool>()).prop_map(|(pick, done)| Step::EndDiscard { pick, done }),
+        1 => (0u64..900, 1u32..70).prop_map(|(more, area)| Step::Grow { more, area }),
         1 => any::<bool>().prop_map(|all| Step::Crash { all }),
     ]
 }
@@ -165,6 +167,7 @@ fn apply(world: &mut World, step: Step) {
                 world.end_discard(at, done);
             }
         }
+        Step::Grow { more, area } => world.grow(more, area),
         Step::Crash { all } => world.crash(all),
     }
 }

@@ -51,7 +51,9 @@ impl From<DeviceError> for Failure {
             error if error.is_host_full() || error.is_thin_full() => Kind::Full,
             DeviceError::Locked { .. } => Kind::InUse,
             DeviceError::Occupied { .. } => Kind::Exists,
-            DeviceError::NotADevice { .. } => Kind::Usage,
+            DeviceError::NotADevice { .. }
+            | DeviceError::Short { .. }
+            | DeviceError::FixedSize { .. } => Kind::Usage,
             DeviceError::Open { source, .. } => match source.0 {
                 code if code == rustix::io::Errno::NOENT.raw_os_error() => Kind::NotFound,
                 code if code == rustix::io::Errno::ACCESS.raw_os_error() => Kind::Permission,
@@ -77,7 +79,7 @@ impl From<PoolError> for Failure {
             PoolError::Damaged { .. } | PoolError::Log(_) => Kind::Damaged,
             PoolError::NotAPool { .. } => Kind::NotAPool,
             PoolError::Newer { .. } => Kind::NewerFormat,
-            PoolError::TooSmall { .. } => Kind::Usage,
+            PoolError::TooSmall { .. } | PoolError::Grow { .. } => Kind::Usage,
             PoolError::Protection { .. } => Kind::Device,
             PoolError::Shrunk { .. } | PoolError::Stopped { .. } | PoolError::Unreadable { .. } => {
                 Kind::Device

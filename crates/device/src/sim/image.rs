@@ -35,6 +35,12 @@ impl SimImage {
         self.blocks
     }
 
+    /// Changes the length; blocks behind a smaller one are lost.
+    pub(super) fn set_blocks(&mut self, blocks: u64) {
+        self.blocks = blocks;
+        self.held.split_off(&blocks);
+    }
+
     /// How many blocks are not holes.
     pub fn held_blocks(&self) -> u64 {
         self.held.len() as u64

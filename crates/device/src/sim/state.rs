@@ -47,6 +47,9 @@ pub(super) struct DiskState {
     pub(super) host_copies: bool,
     /// Where the device really ends.
     pub(super) end: u64,
+    /// Where it ended before it grew, and the completion number of the growth, until a flush covers
+    /// it.
+    grown: Option<(u64, u64)>,
     digest: u64,
 }
 
@@ -55,6 +58,7 @@ impl DiskState {
         DiskState {
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
             end: disk.current.blocks(),
+            grown: None,
             durable: disk.durable,
             current: disk.current,
             unflushed: disk.cached,
@@ -119,6 +123,16 @@ impl DiskState {
             self.off = true;
         }
         (self.first_unflushed + self.unflushed.len() as u64, fault)
+    }
+
+    /// The device becomes longer. The growth has a place among the completed writes.
+    pub(super) fn grow(&mut self, blocks: u64) {
+        let before = self.grown.map_or(self.end, |(before, _)| before);
+        self.grown = Some((before, self.first_unflushed + self.unflushed.len() as u64));
+        self.unflushed.push_back(Write::new());
+        self.end = blocks;
+        self.current.set_blocks(blocks);
+        self.durable.set_blocks(blocks);
     }
 
     fn random_write_fault(&mut self) -> Option<Fault> {
@@ -238,6 +252,7 @@ impl DiskState {
         let covered: Vec<Write> = self.unflushed.drain(..count).collect();
         self.first_unflushed += count as u64;
         let Some(Fault::Error(errno)) = fault else {
+            self.grown = self.grown.filter(|(_, number)| *number >= covers);
             for (block, content) in covered.into_iter().flatten() {
                 self.durable.put(block, content);
             }
@@ -321,6 +336,17 @@ impl DiskState {
 
     /// The content after a loss of power now.
     pub(super) fn after_crash(&self, seed: u64) -> SimImage {
+        let mut image = self.writes_after_crash(seed);
+        if let Some((before, _)) = self.grown
+            && Xoshiro256PlusPlus::seed_from_u64(!seed).next_u64().is_multiple_of(2)
+        {
+            image.set_blocks(before);
+        }
+        image
+    }
+
+    /// In the length of now.
+    fn writes_after_crash(&self, seed: u64) -> SimImage {
         let rng = &mut Xoshiro256PlusPlus::seed_from_u64(seed);
         let mut image = self.durable.clone();
         match rng.next_u64() % 8 {

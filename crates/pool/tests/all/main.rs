@@ -9,6 +9,7 @@ mod features;
 mod forks;
 mod fragment_lists;
 mod given_up;
+mod growth;
 mod killed;
 mod layers;
 mod machine;

@@ -289,6 +289,10 @@ impl<T: Tenants> Desk<'_, T> {
                 self.privileged()?;
                 json!(tenants.set_names(limit)?)
             }
+            Question::Grow { size } => {
+                self.privileged()?;
+                json!(tenants.grow(size).await?)
+            }
             Question::DropNames => {
                 self.privileged()?;
                 let subvol = root(self.node)?;

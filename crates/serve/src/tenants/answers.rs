@@ -2,11 +2,12 @@
 
 use copyhold_format::item::GroupId;
 use copyhold_fs::{Filesystem, FsError, SubvolInfo};
+use copyhold_pool::PoolError;
 use copyhold_types::SubvolId;
 use copyhold_volume::quota::GroupUse;
 
 use crate::chain;
-use crate::errno::errno;
+use crate::errno::{errno, errno_of_pool};
 use crate::moment::rfc3339;
 use crate::wire::{Group, GroupLimits, GroupRow, Refusal, Subvolume, SubvolumeState};
 
@@ -69,4 +70,9 @@ pub(super) fn refused(error: FsError) -> Refusal {
         _ => errno(error).name().unwrap_or("EIO"),
     };
     Refusal::new(code, text)
+}
+
+/// As [`refused`], of a call on the pool itself.
+pub(super) fn refused_by_pool(error: PoolError) -> Refusal {
+    Refusal::new(errno_of_pool(&error).name().unwrap_or("EIO"), chain(&error))
 }

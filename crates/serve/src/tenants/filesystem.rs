@@ -10,10 +10,11 @@ use copyhold_types::SubvolId;
 use copyhold_volume::quota::{GroupState, Ledger, LimitKind, QuotaError};
 use copyhold_volume::{MemoryGroup, Subvol, Volumes, freeing_behind, is_freeing, tenant_of};
 
-use super::answers::{group_row, refused, row};
+use super::answers::{group_row, refused, refused_by_pool, row};
 use super::paths::Paths;
 use super::{Answer, NewEntry, Part, Tenants, memory, names, owned, scans};
 use crate::NamesLimit;
+use crate::wire::growth::{PoolSize, Resized};
 use crate::wire::memory::{Brief, Effective, Freed, MemoryChange, MemoryRow};
 use crate::wire::names::{NamesRow, NamesTotals};
 use crate::wire::scan::Scan;
@@ -261,6 +262,11 @@ impl Tenants for Arc<Filesystem> {
 
     fn names_of(&self, subvol: SubvolId) -> Answer<u64> {
         Ok(names::live(self, subvol))
+    }
+
+    async fn grow(&self, size: PoolSize) -> Answer<Resized> {
+        let grown = copyhold_pool::grow(self.pool(), size.into()).await;
+        grown.map(Resized::from).map_err(refused_by_pool)
     }
 
     async fn reclaim_memory(&self, of: Option<SubvolId>, bytes: u64) -> Answer<Freed> {

@@ -26,6 +26,7 @@ use super::world::{Shared, World};
 use super::{verify, visit};
 use crate::damage;
 use crate::dice::Dice;
+use crate::growth::{self, grow_sometimes, label_now};
 use crate::machine::Machine;
 use crate::pool_level::Shape;
 use crate::soundness::{
@@ -59,6 +60,7 @@ struct History {
     outcome: Outcome,
     /// Blocks of the image that cannot be read for a while.
     unreadable: Vec<(u64, Lasting)>,
+    growing: Dice,
     /// One copy of something was damaged on purpose: `check` may say so.
     damaged: bool,
     /// It is known to the byte who pays for what.
@@ -148,6 +150,7 @@ impl History {
             clients,
             outcome: Outcome::default(),
             unreadable: Vec::new(),
+            growing: growth::dice(plan),
             damaged: false,
             exact,
             tenancy,
@@ -190,6 +193,11 @@ impl History {
         let mut tasks = self.clients(&fs, front_end.as_ref(), weather.shows());
         if let Some(front_end) = front_end {
             tasks.push(Box::pin(client::prune(fs.clone(), front_end, self.naming.fork())));
+        }
+        if self.plan.grows {
+            let pool = fs.pool().clone();
+            let growth = grow_sometimes(pool, self.growing.fork(), weather.shows());
+            tasks.push(Box::pin(growth));
         }
         let done = machine.run_all(tasks);
         self.disk = match done {
@@ -438,6 +446,7 @@ impl History {
 
     fn crash_in(&mut self, weather: Weather, machine: &Machine) -> SimImage {
         let mut image = self.crash(machine);
+        self.label = label_now(&self.plan, &self.label, &image);
         let (dice, unreadable) = (&mut self.dice, &mut self.unreadable);
         damage::by_weather(weather, dice, &self.label, &mut image, unreadable);
         image
@@ -482,6 +491,7 @@ impl History {
     fn last_look(&mut self) {
         let (machine, fs) = self.recover();
         let memory = fs.pool().memory().clone();
+        self.outcome.grown += u64::from(fs.pool().label().blocks > self.shape.blocks);
         self.disk = self.end_well(&machine, &fs);
         drop(fs);
         self.outcome.note(machine.digest());

@@ -15,6 +15,7 @@ use super::shape::Shape;
 use super::verify;
 use crate::damage;
 use crate::dice::Dice;
+use crate::growth::{self, grow_sometimes, label_now};
 use crate::machine::Machine;
 use crate::soundness::check_credits;
 use crate::weather::Weather;
@@ -51,6 +52,7 @@ struct History {
     weak_copy: usize,
     /// Blocks of the image that can be read only when this is over.
     unreadable: Vec<(u64, Lasting)>,
+    growing: Dice,
     /// They are of the last txgs, and can be read once the pool is open.
     tail_is_hidden: bool,
 }
@@ -72,6 +74,7 @@ impl History {
             shared: Arc::default(),
             outcome: Outcome::default(),
             unreadable: Vec::new(),
+            growing: growth::dice(plan),
             tail_is_hidden: false,
         }
     }
@@ -100,7 +103,11 @@ impl History {
         let (machine, pool) = self.recover();
         self.plan.tell(|| format!("a life: {weather:?}, {:?}", pool.log_use()));
         weather.come_over(&machine, &mut self.dice, 27, &self.plan);
-        let clients = self.clients(&pool, weather.shows());
+        let mut clients = self.clients(&pool, weather.shows());
+        if self.plan.grows {
+            let growth = grow_sometimes(pool.clone(), self.growing.fork(), weather.shows());
+            clients.push(Box::pin(growth));
+        }
         let done = machine.run_all(clients);
         self.shared.world.lock().know_durable(pool.durable_txg());
         self.disk = match done {
@@ -133,6 +140,7 @@ impl History {
 
     /// Switches on until a recovery goes through, and verifies what it has found.
     fn recover(&mut self) -> (Machine, Arc<Pool>) {
+        self.label = label_now(&self.plan, &self.label, self.disk.image());
         damage::check_kept_log(&self.label, self.disk.image());
         loop {
             let (disk, unreadable) = (self.disk.clone(), &mut self.unreadable);
@@ -236,6 +244,7 @@ impl History {
 
     fn crash_in(&mut self, weather: Weather, machine: &Machine) -> SimImage {
         let mut image = self.crash(machine);
+        self.label = label_now(&self.plan, &self.label, &image);
         let (dice, unreadable) = (&mut self.dice, &mut self.unreadable);
         damage::by_weather(weather, dice, &self.label, &mut image, unreadable);
         image
@@ -425,6 +434,7 @@ impl History {
         let looked = machine.run(verify::is_now(&pool, &world));
         looked.expect("the power is on").expect("the pool is well");
         drop(world);
+        self.outcome.grown += u64::from(pool.label().blocks > self.shape.blocks);
         self.goes_on(&machine, &pool);
         self.outcome.note(machine.digest());
     }

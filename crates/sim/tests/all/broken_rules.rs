@@ -265,6 +265,14 @@ fn r30_sealed_tables_that_stay_are_noticed() {
 // Rules of tenants: these histories snapshot, share and delete, and know who pays.
 
 #[track_caller]
+#[test]
+fn growth_that_no_label_names_is_noticed() {
+    for level in [Level::Pool, Level::Fs] {
+        let plan = Plan { grows: true, modes: Some(false), ..Plan::new(level, 1) };
+        is_noticed_in(plan, Sabotage::GrowWithoutLabels.into());
+    }
+}
+
 fn is_noticed_among_tenants(rule: OfTenants) {
     is_noticed_at(Level::Fs, rule, None);
 }

@@ -35,6 +35,16 @@ fn histories_of_every_level_hold() {
     }
 }
 
+#[test]
+fn histories_of_pools_that_grow_hold() {
+    for level in [Level::Pool, Level::Fs] {
+        let mut sum = Outcome::default();
+        let plan = |seed| Plan { grows: true, ..Plan::new(level, seed) };
+        (0..SEEDS).for_each(|seed| sum.add(&holds(plan(seed))));
+        assert!(sum.grown > SEEDS / 2, "{}: {} pools have grown", level.name(), sum.grown);
+    }
+}
+
 /// Faults of the disk below tear, lose and rot tuples as data; nothing of a pool depends on a tuple
 /// unless its extents say so.
 #[test]

@@ -428,6 +428,22 @@ impl World {
         }
     }
 
+    /// The last device becomes longer, and its last fixed area moves to the new end.
+    pub(crate) fn grow(&mut self, more: u64, area: u32) {
+        let layout = self.layouts.last_mut().unwrap();
+        let (device, old) = (layout.device, layout.blocks);
+        layout.blocks += more + u64::from(area);
+        let last = self.fixed.iter().rposition(|run| run.addr.device() == device).unwrap();
+        let run = |block, blocks| Run::new(BlockAddr::new(device, block), blocks);
+        let retired = std::mem::replace(&mut self.fixed[last], run(old + more, area));
+        let blocks = self.blocks.get_mut(&device).unwrap();
+        blocks.resize(layout.blocks as usize, Block::Free);
+        self.space
+            .grow(layout.blocks, &[(retired.addr.block(), retired.blocks.into()), (old, more)]);
+        self.states(retired).fill(Block::Free);
+        self.states(run(old + more, area)).fill(Block::Fixed);
+    }
+
     /// Everything after `cut` is lost, and all that was in memory. `all`: what has been closed
     /// survives, too, not only what is durable.
     pub(crate) fn crash(&mut self, all: bool) {

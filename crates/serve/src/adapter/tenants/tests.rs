@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use super::*;
 use crate::control::TENANTS;
 use crate::namespaces::Namespaces;
+use crate::wire::growth::PoolSize;
 use crate::wire::memory::{Bound, Brief, Freed, MemoryChange, MemoryRow};
 use crate::wire::scan::Scan;
 use crate::wire::{GroupChange, GroupRow, Keep, Subvolume, SubvolumeState};
@@ -536,6 +537,17 @@ fn limits_of_memory_and_evictions_are_for_administrators() {
         "reclaim of Some(SubvolId(7))",
     ];
     assert_eq!(*fake.done.lock(), wanted);
+}
+
+#[test]
+fn growth_of_the_pool_is_for_administrators() {
+    let fake = Fake::default();
+    let of = |uid| {
+        let size = PoolSize::By(1 << 20);
+        ask(&fake, rules(true), uid, at(1, 1), Question::Grow { size })
+    };
+    refused(&of(ALICE), "EPERM", "only root");
+    refused(&of(0), "ENOSYS", "growing");
 }
 
 #[test]

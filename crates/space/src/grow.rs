@@ -1,0 +1,86 @@
+//! A device of a pool in use becomes longer.
+//!
+//! Problem.  The last metaslab of the device may be partial, the area behind it was that of labels
+//!           until now, and allocations, frees and flushes go on meanwhile.
+//! Idea.     The last metaslab becomes longer, further ones follow, and none of the new blocks is
+//!           free at first. Then runs become free in them, as at the end of a txg: that is all
+//!           that an allocation notices. A map on disk with fewer blocks than its metaslab was
+//!           written before a growth: the blocks that it does not have are free.
+//!
+//! GROWSPACE-G1  Each block that becomes free can be found by its address already: the geometry
+//!               has it before any metaslab does.
+//! GROWSPACE-G2  Blocks count as free only when metaslabs offer them (BUDGET-B1).
+//! GROWSPACE-G3  In a metaslab that is set aside the new blocks count as allocated, as all others.
+
+use copyhold_types::{BlockAddr, Run};
+
+use crate::layout::{MetaslabId, MetaslabLayout, Piece};
+use crate::metaslab::{Metaslab, MetaslabState};
+use crate::space::Space;
+
+/// New usable blocks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Added {
+    free: u64,
+    /// In metaslabs that are set aside.
+    aside: u64,
+}
+
+impl Space {
+    /// The last device has `blocks` blocks from now on. The `usable` ones become free: new ones,
+    /// and those of fixed areas that have moved. One call at a time.
+    ///
+    /// # Panics
+    /// The device becomes smaller, or a run was usable before.
+    pub fn grow(&self, blocks: u64, usable: &[(u64, u64)]) {
+        let shared = &self.shared;
+        let before = shared.geometry.last().expect("a pool has a device");
+        shared.geometry.grow_last(blocks); // GROWSPACE-G1
+        let layout = MetaslabLayout { blocks, ..before };
+        self.lengthen_last(&before, &layout);
+        let new = (before.metaslabs()..layout.metaslabs()).map(|index| {
+            let (id, blocks) =
+                (MetaslabId { device: layout.device, index }, layout.blocks_of(index));
+            Metaslab::new(id, layout.first_block(index), blocks, MetaslabState::unused(blocks))
+        });
+        shared.metaslabs.append(new.collect());
+        let mut added = Added::default();
+        for &(first, blocks) in usable {
+            let most = u64::from(u32::MAX / 2);
+            for at in (0..blocks).step_by(most as usize) {
+                let addr = BlockAddr::new(layout.device, first + at);
+                let run = Run::new(addr, (blocks - at).min(most) as u32);
+                let pieces = shared.geometry.pieces(run).expect("GROWSPACE-G1");
+                pieces.for_each(|piece| self.make_usable(piece, &mut added));
+            }
+        }
+        let total = shared.budget.total() + added.free + added.aside;
+        let reserve = shared.config.reserve(total).max(shared.budget.reserve_blocks());
+        shared.budget.grow(added.free, added.aside, reserve); // GROWSPACE-G2
+    }
+
+    fn lengthen_last(&self, before: &MetaslabLayout, layout: &MetaslabLayout) {
+        let last = before.metaslabs() - 1;
+        let id = MetaslabId { device: layout.device, index: last };
+        let index = self.shared.geometry.index_of(id).expect("the device has it");
+        let metaslab = &self.shared.metaslabs[index];
+        let mut state = metaslab.lock();
+        metaslab.lengthen(&mut state, layout.blocks_of(last));
+    }
+
+    fn make_usable(&self, piece: Piece, added: &mut Added) {
+        let Piece { metaslab, first, blocks } = piece;
+        let mut state = self.shared.metaslabs[metaslab].lock();
+        if let Some(aside) = &mut state.aside {
+            aside.make_usable(first, blocks);
+            added.aside += u64::from(blocks); // GROWSPACE-G3
+            return;
+        }
+        state.free.vacate(first, blocks, None);
+        if self.shared.config.all_warm {
+            state.free.mark_warm(first, blocks);
+        }
+        self.shared.publish(metaslab, &state);
+        added.free += u64::from(blocks);
+    }
+}
