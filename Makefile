@@ -71,9 +71,9 @@ lint: ## formatting, clippy, API pages, lock files, licences and sources of what
 	cargo deny --locked check --hide-inclusion-graph licenses bans sources
 
 .PHONY: simulate
-simulate: ## crash simulation on fresh seeds: make simulate SEEDS=1000 (START=1: on the same ones)
+simulate: ## crash simulation on fresh seeds: make simulate SEEDS=1000 (START=1: the same ones; PLAN="--flush even")
 	scripts/setup.sh build
-	cargo run --release --locked -p copyhold-sim -- --seeds $(SEEDS) $(if $(START),--start $(START))
+	cargo run --release --locked -p copyhold-sim -- --seeds $(SEEDS) $(if $(START),--start $(START)) $(PLAN)
 
 .PHONY: enumerate
 enumerate: ## every workload of one operation and of two, with every crash: PART=1/4 for a part

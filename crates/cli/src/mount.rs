@@ -41,6 +41,7 @@ const PAUSE: Duration = Duration::from_millis(20);
     reclaim=RULE    protection of groups: proportional, published, binary, off [proportional]\n  \
     names=LIMIT     names known not to exist: SIZE% of memory, a number, off [2%]\n  \
     delta=SIZE      part of memory= for changes not yet in the tables [a quarter, up to 64M]\n  \
+    flush=WHEN      a part with each commit: even; late and in bursts: threshold [even]\n  \
     data_cache=WHAT file data kept for later readers: off, shared by clones, direct, all [off]\n  \
     commit=SECONDS  how old unsynced changes may get [5]\n  \
     transport=T     how requests come from the kernel: auto, dev (/dev/fuse), uring [auto]\n  \

@@ -9,7 +9,7 @@ use std::time::Duration;
 use copyhold_fs::DataCache;
 use copyhold_fuse::Transport;
 use copyhold_fuse::mount::{MountOptions, OptionError};
-use copyhold_serve::{NamesLimit, Namespaces, ReclaimArm};
+use copyhold_serve::{FlushPolicy, NamesLimit, Namespaces, ReclaimArm};
 use rustix::mount::MountFlags;
 use serde_json::Value;
 
@@ -45,6 +45,8 @@ pub(crate) struct EngineOptions {
     /// The reads of which clean data is kept in memory.
     pub(crate) data_cache: DataCache,
     pub(crate) reclaim: ReclaimArm,
+    /// When edits and maps are flushed.
+    pub(crate) flush: Option<FlushPolicy>,
     /// How many absent names may be known.
     pub(crate) names: NamesLimit,
     /// How old unsynced changes may get.
@@ -154,6 +156,7 @@ impl EngineOptions {
             "reclaim" => {
                 self.reclaim = parsed(name, value, "proportional, published, binary or off")?;
             }
+            "flush" => self.flush = Some(parsed(name, value, "even or threshold")?),
             "names" => self.names = parsed(name, value, "a share up to 10%, a number, or off")?,
             "commit" => {
                 let seconds: u64 = parsed(name, value, "a number of seconds")?;
@@ -188,6 +191,7 @@ impl EngineOptions {
             "delta" => self.delta.map(Size::exact),
             "data_cache" => Some(self.data_cache.to_string()),
             "reclaim" => Some(self.reclaim.to_string()),
+            "flush" => self.flush.map(|when| when.to_string()),
             "names" => Some(self.names.to_string()),
             "commit" => self.commit.map(|age| age.as_secs().to_string()),
             "readers" => self.readers.map(|readers| readers.to_string()),

@@ -147,6 +147,11 @@ impl Admission {
         self.waiters.lock().push(waker.clone());
     }
 
+    /// Whether a caller waits for rounds.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        !self.waiters.lock().is_empty()
+    }
+
     pub(crate) fn wake(&self) {
         std::mem::take(&mut *self.waiters.lock()).into_iter().for_each(Waker::wake);
         self.room.wake();

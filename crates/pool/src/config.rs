@@ -1,6 +1,8 @@
 //! How a pool is made, and the limits it runs under.
 
 use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use copyhold_types::{Buf, PoolId, Purpose};
@@ -40,6 +42,42 @@ pub struct OpenOptions {
     pub limits: Limits,
 }
 
+/// When edits and maps are flushed, while the log and memory are below their limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FlushPolicy {
+    /// A little with each commit, as much as the limits require by the time they are reached.
+    Even,
+    /// Nothing below seven tenths of a limit, and a round with each commit from there on.
+    #[default]
+    Threshold,
+}
+
+impl FlushPolicy {
+    pub const ALL: [FlushPolicy; 2] = [FlushPolicy::Even, FlushPolicy::Threshold];
+
+    /// The word of mount options.
+    pub fn name(self) -> &'static str {
+        match self {
+            FlushPolicy::Even => "even",
+            FlushPolicy::Threshold => "threshold",
+        }
+    }
+}
+
+impl fmt::Display for FlushPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for FlushPolicy {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<FlushPolicy, ()> {
+        FlushPolicy::ALL.into_iter().find(|policy| policy.name() == text).ok_or(())
+    }
+}
+
 /// Every limit with its default.
 #[derive(Clone, Debug)]
 pub struct Limits {
@@ -51,6 +89,7 @@ pub struct Limits {
     pub delta_bytes: u64,
     /// Edits that recovery may have to replay (P9).
     pub replay_edits: u64,
+    pub flush: FlushPolicy,
     /// Bytes of clean tree nodes in memory; on a pool of tenants room for a few at least.
     pub node_cache_bytes: usize,
     /// Of these bytes at most so many for clean file data; nodes keep a quarter (BALANCE-B2).
@@ -120,6 +159,7 @@ impl Default for Limits {
             mark_after: Duration::from_millis(100),
             delta_bytes: 64 << 20,
             replay_edits: 1_500_000,
+            flush: FlushPolicy::default(),
             node_cache_bytes: 64 << 20,
             clean_data_bytes: 0,
             run_max: None,

@@ -1,11 +1,13 @@
 //! The flush policy, and the flush of the chosen units: partitions, metaslabs, the table of
 //! tables.
 //!
-//! Each of these pins the log from the oldest edit that its base does not have (`units`). While the
-//! pool is in use, nothing is flushed while log and memory are below seven tenths of their limits:
+//! Each of these pins the log from the oldest edit that its base does not have (`units`). A pool in
+//! use flushes nothing before log or memory approach seven tenths of their limits:
 //! an edit that waits may be overtaken by another, and the more edits a flush gathers, the less it
-//! writes for each (P4). From there on rounds follow commits, so that the work is even, above 85
-//! hundredths each other; at the limit user transactions wait (`admission`).
+//! writes for each (P4). With the policy `threshold`, a round follows each commit from there on.
+//! With `even`, rounds begin before, as a plan says, so that no limit is passed and all commits
+//! carry the same (`pace`). Above 85 hundredths rounds follow each other; at the limit user
+//! transactions wait (`admission`).
 //!
 //! A partition is merged into its base, or its edits become a layer over it: when that writes less
 //! (P4), and while a node that the merge needs cannot be read. Such a partition frees its part of
@@ -27,7 +29,7 @@
 //!           asked for admission for [`IDLE`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -36,8 +38,11 @@ use copyhold_sync::{Mutex, of};
 use copyhold_table::{NodeSource, Table, Weight};
 use copyhold_types::{Key, Nanos, NodePtr, Purpose, TableId, Txg};
 
+use crate::config::FlushPolicy;
 use crate::edit_parts::START;
+use crate::flush_figures;
 use crate::marker::Kick;
+use crate::pace::Pace;
 use crate::round::Round;
 use crate::units::{Aim, Unit, one_round};
 use crate::{Pool, PoolError, Sabotage};
@@ -53,6 +58,8 @@ const COMMITS_TO_FREE: u32 = 2;
 const HURRY: f64 = 0.85;
 /// The part of the space that an idle pool may reserve for growth: a 64th, 16 MiB of 1 GiB.
 const PROMISED: u64 = 64;
+/// While edits fill their limit once, the flusher looks so often at least.
+const LOOKS: u64 = 512;
 /// Passes of [`Pool::flush_all`], though snapshots are made and written to meanwhile.
 const PASSES_MAX: usize = 64;
 
@@ -94,8 +101,11 @@ pub(crate) struct Flusher {
     bytes: AtomicI64,
     /// Partitions that have any.
     dirty: AtomicI64,
+    /// The sum of the bytes of all edits since the pool was opened.
+    came: AtomicU64,
     /// A transaction has kicked since the flusher last looked.
     urged: AtomicBool,
+    pub(crate) pace: Mutex<Pace, of::FlushPace>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +118,11 @@ impl Flusher {
     /// Of edits in memory.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Relaxed).max(0) as u64
+    }
+
+    /// The sum of the bytes of all edits since the pool was opened.
+    pub(crate) fn came(&self) -> u64 {
+        self.came.load(Relaxed)
     }
 
     /// `weight`: the usage of recovered edits.
@@ -210,16 +225,37 @@ impl Pool {
     async fn flush_by_policy(self: &Arc<Self>) -> Result<bool, PoolError> {
         let mut any = self.hand_over().await?;
         any |= self.settle_deep().await?;
-        while self.wants_rounds() && !self.is_closing() {
+        while let Some(most) = self.due().filter(|_| !self.is_closing()) {
             // The tables over a table that is settled by now can be flushed from here on.
             any |= self.hand_over().await?;
-            let flushed = self.flush_round(Aim::Trim).await?.flushed > 0;
-            any |= flushed;
-            if !flushed || self.pressure() <= HURRY {
+            let mut units = one_round(self.units(Aim::Trim));
+            units.truncate(most);
+            let flushed = self.flush_units(units, Aim::Trim).await?.flushed;
+            self.flusher.pace.lock().note_round(flushed as u64);
+            any |= flushed > 0;
+            if flushed == 0 || self.pressure() <= HURRY {
                 break;
             }
         }
         Ok(any)
+    }
+
+    /// The most units of the round that is due now, or `None`. Even rounds have the limits from
+    /// which thresholds begin, so that the part above remains for bursts.
+    fn due(&self) -> Option<usize> {
+        self.flusher.pace.lock().note_commits(self.journal.came().commits);
+        if self.limits.flush == FlushPolicy::Threshold {
+            return self.wants_rounds().then_some(usize::MAX);
+        }
+        let levels = flush_figures::levels(self, START);
+        let rows = || flush_figures::rows(self, &levels);
+        let due = self.flusher.pace.lock().advance(levels, rows);
+        let is_late = self.pressure() > HURRY;
+        let is_waited_for = self.wants_rounds() && self.admission.is_waited_for();
+        match is_late || is_waited_for {
+            true => Some(usize::MAX),
+            false => (due > 0).then_some(due as usize),
+        }
     }
 
     /// In an idle pool: flushes by the policy, and until little space is reserved for growth
@@ -402,6 +438,12 @@ impl Pool {
         let flusher = &self.flusher;
         flusher.edits.fetch_add(more.edits, Relaxed);
         self.admission.parts.note_moved(more.bytes);
+        let new = more.bytes.max(0) as u64;
+        let came = flusher.came.fetch_add(new, Relaxed);
+        let part = (self.limits.delta_bytes / LOOKS).max(1);
+        if self.limits.flush == FlushPolicy::Even && came / part != (came + new) / part {
+            flusher.kick();
+        }
         let bytes = flusher.bytes.fetch_add(more.bytes, Relaxed) + more.bytes;
         let limit = self.limits.delta_bytes as f64 * START;
         if bytes as f64 > limit && !flusher.urged.swap(true, Relaxed) {

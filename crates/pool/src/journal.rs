@@ -19,6 +19,7 @@ use copyhold_types::{Buf, Digest, Incarnation, PoolId, Txg};
 
 use crate::config::Limits;
 use crate::devices::Devices;
+use crate::flush_figures::FlushRow;
 use crate::health::Health;
 use crate::{PoolError, Sabotage, log_room, uberblocks};
 
@@ -43,12 +44,23 @@ struct JournalState {
     batches: VecDeque<BatchMark>,
     /// Edits in all of them.
     edits: u64,
+    /// Batches and edits that became durable since the pool was opened.
+    came: Came,
     /// First position of a txg's pieces, while its batch is not durable.
     pieces: BTreeMap<Txg, u64>,
     last: LastBatch,
     /// The last batch that was marked as durable.
     marked: Option<Txg>,
     uberblock: u64,
+}
+
+/// What commits have brought since the pool was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Came {
+    pub(crate) commits: u64,
+    pub(crate) edits: u64,
+    /// Blocks of the log. Here it is the position behind them: differences count.
+    pub(crate) blocks: u64,
 }
 
 /// A batch that recovery would have to apply.
@@ -129,6 +141,7 @@ impl Journal {
             state: Mutex::new(JournalState {
                 appender: Appender::new(ring.blocks(), resume.next_position, &resume.heads),
                 edits: marks.iter().map(|b| b.edits).sum(),
+                came: Came::default(),
                 batches: marks,
                 pieces: BTreeMap::new(),
                 last: LastBatch {
@@ -161,10 +174,52 @@ impl Journal {
     /// How full the part of the log is that user transactions may fill: half the ring (ADMIT-A1),
     /// or the edits that recovery may have to replay.
     pub(crate) fn pressure(&self, replay_edits: u64) -> f64 {
+        let (blocks, edits) = self.used();
+        (blocks as f64 / self.user_blocks() as f64).max(edits as f64 / replay_edits as f64)
+    }
+
+    /// Blocks of the ring that hold what a kept uberblock needs, and edits that recovery would
+    /// replay.
+    pub(crate) fn used(&self) -> (u64, u64) {
         let state = self.state.lock();
-        let used = self.ring.blocks() - state.appender.free().min(self.ring.blocks());
-        let blocks = used as f64 / (self.ring.blocks() / 2) as f64;
-        blocks.max(state.edits as f64 / replay_edits as f64)
+        let free = state.appender.free().min(self.ring.blocks());
+        (self.ring.blocks() - free, state.edits)
+    }
+
+    /// Blocks of one copy of the ring that users may fill (ADMIT-A1).
+    pub(crate) fn user_blocks(&self) -> u64 {
+        self.ring.blocks() / 2
+    }
+
+    pub(crate) fn came(&self) -> Came {
+        let state = self.state.lock();
+        Came { blocks: state.appender.next(), ..state.came }
+    }
+
+    /// The log in rows, oldest first: each ends with the batch by which it has as many blocks, or
+    /// edits, as given.
+    pub(crate) fn rows(&self, blocks: u64, edits: u64) -> Vec<FlushRow> {
+        let state = self.state.lock();
+        let mut rows: Vec<FlushRow> = Vec::new();
+        let mut starts = state.batches.iter().skip(1).map(|batch| batch.start);
+        for batch in &state.batches {
+            let end = starts.next().unwrap_or(state.appender.next());
+            let is_open = |row: &&mut FlushRow| row.blocks < blocks && row.edits < edits;
+            match rows.last_mut().filter(is_open) {
+                Some(row) => {
+                    row.last = batch.txg;
+                    row.blocks += end.saturating_sub(batch.start);
+                    row.edits += batch.edits;
+                }
+                None => rows.push(FlushRow {
+                    last: batch.txg,
+                    blocks: end.saturating_sub(batch.start),
+                    edits: batch.edits,
+                    units: 0,
+                }),
+            }
+        }
+        rows
     }
 
     /// Blocks of the log that admitted records may take: up to three quarters of the ring
@@ -259,6 +314,8 @@ impl Journal {
         let mut state = self.state.lock();
         state.pieces.remove(&batch.mark.txg);
         state.edits += batch.mark.edits;
+        state.came.edits += batch.mark.edits;
+        state.came.commits += 1;
         state.batches.push_back(batch.mark);
         state.last = batch.last;
     }

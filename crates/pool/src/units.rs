@@ -15,7 +15,7 @@ use crate::Pool;
 /// The maximum for one round; more if each unit has few edits, as with a thousand tenants that
 /// write a little.
 pub(crate) const UNITS_PER_ROUND: usize = 8;
-const SMALL_UNITS_PER_ROUND: usize = 64;
+pub(crate) const SMALL_UNITS_PER_ROUND: usize = 64;
 const EDITS_OF_SMALL_UNITS: usize = 4096;
 
 /// The aim of a round.
@@ -45,15 +45,42 @@ pub(crate) enum Unit {
     Metaslab(MetaslabId),
 }
 
+/// A unit as it is found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pinning {
+    pub(crate) unit: Unit,
+    pub(crate) pin: Txg,
+    pub(crate) edits: u64,
+    /// Memory that its flush returns; metaslabs have none.
+    pub(crate) bytes: u64,
+    /// A table under others, which keeps them from being flushed.
+    is_under: bool,
+    /// Its group has used up its part of the memory.
+    is_over: bool,
+}
+
+impl Pinning {
+    /// `memory`: the memory of deltas presses more than the log.
+    fn urgency(&self, memory: bool) -> impl Ord + use<> {
+        let is_map = matches!(self.unit, Unit::Metaslab(_));
+        let edits = if memory && is_map { 0 } else { self.edits };
+        let size = if memory { (self.is_over, edits) } else { (false, 0) };
+        (!self.is_under, Reverse(size), self.pin, Reverse(edits), self.unit)
+    }
+}
+
 impl Pool {
     /// The units to flush, the most urgent first: those that pin the log longest, or, if memory
-    /// presses more than the log, those with most edits; metaslabs hold none.
+    /// presses more than the log, those with most edits.
     pub(crate) fn units(&self, aim: Aim) -> Vec<(Unit, u64)> {
         let memory = self.delta_pressure() > self.journal.pressure(self.limits.replay_edits);
-        let urgency = |pin: Txg, edits: u64, is_over: bool| match memory {
-            true => (Reverse((is_over, edits)), pin.get(), Reverse(edits)),
-            false => (Reverse((false, 0)), pin.get(), Reverse(edits)),
-        };
+        let mut found = self.pinning(aim, memory);
+        found.sort_by_cached_key(|found| found.urgency(memory));
+        found.into_iter().map(|found| (found.unit, found.edits)).collect()
+    }
+
+    /// The units that can be flushed, in no order.
+    pub(crate) fn pinning(&self, aim: Aim, memory: bool) -> Vec<Pinning> {
         let broken = self.flusher.broken.lock().clone();
         let forked = self.tables.under();
         let mut units = Vec::new();
@@ -62,8 +89,7 @@ impl Pool {
             if table.under().is_some() {
                 continue;
             }
-            // A table under others keeps them from being flushed.
-            let first = !forked.contains(&table.id());
+            let is_under = forked.contains(&table.id());
             let parts = &self.admission.parts;
             let is_over = memory && table.owner().is_some_and(|owner| parts.was_used_up(&owner));
             for stats in table.stats() {
@@ -72,21 +98,23 @@ impl Pool {
                 let layers = aim == Aim::Settle && stats.layers > 0 && !broken.contains_key(&unit);
                 let pin = stats.pin.or(layers.then(|| self.open_txg()));
                 if let Some(pin) = pin.filter(|_| !stats.flushing) {
-                    let edits = stats.edits as u64;
                     let unit = Unit::Partition(unit.0, unit.1);
-                    units.push(((first, urgency(pin, edits, is_over)), unit, edits));
+                    let (edits, bytes) = (stats.edits as u64, stats.delta_bytes as u64);
+                    units.push(Pinning { unit, pin, edits, bytes, is_under, is_over });
                 }
             }
         }
         let not_due = self.not_due();
         let is_due = |pin: &Pin| !pin.flushing && !not_due.contains(&pin.metaslab);
-        for pin in self.space.pins().filter(is_due) {
-            let edits = if memory { 0 } else { pin.edits };
-            let urgency = (true, urgency(pin.oldest, edits, false));
-            units.push((urgency, Unit::Metaslab(pin.metaslab), pin.edits));
-        }
-        units.sort();
-        units.into_iter().map(|(_, unit, edits)| (unit, edits)).collect()
+        units.extend(self.space.pins().filter(is_due).map(|pin| Pinning {
+            unit: Unit::Metaslab(pin.metaslab),
+            pin: pin.oldest,
+            edits: pin.edits,
+            bytes: 0,
+            is_under: false,
+            is_over: false,
+        }));
+        units
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use copyhold_format::item::ChecksumMode;
 use copyhold_fs::Filesystem;
 use copyhold_memory::{MemoryClass, Shares};
-use copyhold_pool::{Failure, Failures, JoinWait, Pool};
+use copyhold_pool::{Failure, Failures, FlushFigures, FlushRow, JoinWait, Pool};
 use copyhold_types::{BLOCK_BYTES, DeviceId, PoolId, Purpose};
 use serde_json::{Map, Value, json};
 
@@ -39,6 +39,7 @@ pub fn pool(pool: &Pool, path: &Path) -> Map<String, Value> {
     fields.insert("checksum_modes".into(), checksum_modes(pool));
     fields.insert("flushes".into(), counters.flushes.into());
     fields.insert("discarded_bytes".into(), counters.discarded_bytes.into());
+    fields.insert("flush".into(), flush(&copyhold_pool::flush_figures(pool)));
     fields.insert("join_wait".into(), join_wait(&pool.join_wait()));
     let failures = pool.devices().failures();
     fields.insert("read_failures".into(), by_device(failures, &Failure::READS));
@@ -75,6 +76,25 @@ pub fn outline(pool: &Pool) -> Value {
         "read_only": pool.is_read_only(),
         "size_bytes": bytes(label.blocks),
         "available_bytes": bytes(space.available()),
+    })
+}
+
+/// The flush policy at work.
+fn flush(figures: &FlushFigures) -> Value {
+    let [blocks, edits, bytes] = figures.levels.map(|(used, limit)| json!([used, limit]));
+    let row = |row: &FlushRow| json!([row.last.get(), row.blocks, row.edits, row.units]);
+    json!({
+        "policy": figures.policy.name(),
+        "commits": figures.commits,
+        "rounds": figures.rounds,
+        "units": figures.units,
+        "units_most": figures.most,
+        "pace": figures.pace,
+        "due": figures.due,
+        "log_blocks": blocks,
+        "log_edits": edits,
+        "delta_bytes": bytes,
+        "rows": figures.rows.iter().map(row).collect::<Vec<_>>(),
     })
 }
 

@@ -14,7 +14,7 @@ use copyhold_fuse::mount::{Mount, MountOptions};
 use copyhold_fuse::protocol::Settings;
 use copyhold_fuse::{End, Operations, Session, SessionOptions, Transport};
 use copyhold_memory::{Arm, Shares};
-use copyhold_pool::{Limits, OpenOptions, Pool};
+use copyhold_pool::{FlushPolicy, Limits, OpenOptions, Pool};
 use copyhold_runtime::{Executors, Rt};
 use rustix::mount::MountFlags;
 use serde_json::Value;
@@ -40,6 +40,8 @@ pub struct Options {
     pub data_cache: DataCache,
     /// How promises to memory groups count.
     pub reclaim: Arm,
+    /// When edits and maps are flushed; `None`: [`FlushPolicy::Even`].
+    pub flush: Option<FlushPolicy>,
     /// How many absent names may be known.
     pub names: NamesLimit,
     /// Threads that read the kernel's requests.
@@ -99,6 +101,7 @@ pub fn open(
     budget::limit_pool(&shares, options.data_cache, &mut limits);
     let commit = options.commit.map(|age| age.max(Duration::from_secs(1)));
     limits.txg_interval = commit.unwrap_or(limits.txg_interval);
+    limits.flush = options.flush.unwrap_or(FlushPolicy::Even);
     let data_cache = options.data_cache;
     let mut settings = copyhold_fs::Options { read_only, data_cache, ..Default::default() };
     budget::limit_files(&shares, options.names, &mut settings);

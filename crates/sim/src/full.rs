@@ -107,7 +107,7 @@ async fn create(fs: &Arc<Filesystem>, dir: NodeId, name: &[u8]) -> Result<NodeId
 impl History {
     fn begin(plan: &Plan) -> History {
         let mut dice = Dice::new(plan.seed ^ 0x66_75_6c_6c);
-        let mut shape = Shape::by(&mut dice, plan.broken);
+        let mut shape = Shape::by(&mut dice, plan);
         shape.create.node_bytes = Some(dice.pick(&[16 << 10, 32 << 10]));
         shape.create.log_bytes = Some(dice.pick(&[1, 1 << 20]));
         shape.blocks = dice.pick(&[2048, 3072]);

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use copyhold_device::pi::{Format, FormatError};
 use copyhold_format::item::ChecksumMode;
+use copyhold_pool::FlushPolicy;
 use copyhold_sim::faults::{Fate, Faults, Kind, Point};
 use copyhold_sim::fs_level::modes::ByMode;
 use copyhold_sim::{Enumeration, Level, Outcome, Plan, Sabotage, Tally, Weather};
@@ -26,6 +27,7 @@ copyhold-simulate: crash simulation by seed
   --pi FORMAT    on a device with protection information, as 4096+16:64b
   --grow         the pool becomes larger while clients use it
   --modes M      clients change checksum modes: yes or no, instead of what the seed says
+  --flush WHEN   the flush policy: even or threshold (default threshold)
 
 or every workload of a few operations, with every crash:
 
@@ -51,6 +53,7 @@ const HISTORIES: &[&str] = &[
     "--pi",
     "--modes",
     "--grow",
+    "--flush",
 ];
 
 /// The arguments that each other kind of run heeds, the first of which asks for it.
@@ -69,6 +72,7 @@ struct Args {
     protection: Option<Format>,
     modes: Option<bool>,
     grows: bool,
+    flush: FlushPolicy,
     /// Operations of all workloads, instead of histories.
     enumerate: Option<usize>,
     part: (usize, usize),
@@ -123,6 +127,7 @@ fn run_level(level: Level, start: u64, args: &Args) -> u64 {
             protection: args.protection,
             modes: args.modes,
             grows: args.grows,
+            flush: args.flush,
             tell: args.seeds == 1,
             ..Plan::new(level, seed)
         };
@@ -252,6 +257,7 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
         protection: None,
         modes: None,
         grows: false,
+        flush: FlushPolicy::Threshold,
         enumerate: None,
         part: (1, 1),
         mode: ChecksumMode::Item,
@@ -283,6 +289,9 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
                 parsed.modes = Some(named(&value()?, &[true, false], say)?);
             }
             "--grow" => parsed.grows = true,
+            "--flush" => {
+                parsed.flush = named(&value()?, &FlushPolicy::ALL, |when| when.name().into())?;
+            }
             "--enumerate" => parsed.enumerate = Some(length(&value()?)?),
             "--mode" => {
                 let mode = value()?;
@@ -349,6 +358,7 @@ mod tests {
             ("--enumerate 1 --faults", "--faults does nothing with --enumerate"),
             ("--grow --pi 4096+16:64b", "--grow does nothing with --pi"),
             ("--faults --modes yes", "--modes does nothing with --faults"),
+            ("--faults --flush even", "--flush does nothing with --faults"),
             ("--faults --break TrustSecondFlush", "--break does nothing with --faults"),
             ("--fault write:7:once --mode guard", "--mode does nothing with --fault"),
         ] {
@@ -356,7 +366,7 @@ mod tests {
         }
         for line in [
             "",
-            "--seeds 3 --start 1 --level fs --modes yes --pi 4096+16:64b --break NoBirth",
+            "--seeds 3 --start 1 --level fs --modes yes --flush even --pi 4096+16:64b --break NoBirth",
             "--enumerate 1 --part 1/4 --mode guard --pi 4096+16:64b --break NoFlushBeforeGuard",
             "--fault write:7:once --pi 4096+16:64b",
             "--faults",

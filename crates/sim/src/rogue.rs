@@ -118,7 +118,7 @@ fn root_of(subvol: SubvolId) -> NodeId {
 impl History {
     fn begin(plan: &Plan) -> History {
         let mut dice = Dice::new(plan.seed ^ 0x72_6f_67_75_65);
-        let mut shape = Shape::by(&mut dice, plan.broken);
+        let mut shape = Shape::by(&mut dice, plan);
         shape.create.log_bytes = Some(4 << 20);
         shape.blocks = BLOCKS;
         let options = Options {

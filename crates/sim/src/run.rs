@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use copyhold_device::pi::Format;
 use copyhold_device::sim::SimImage;
+use copyhold_pool::FlushPolicy;
 
 use crate::fs_level::modes::{self, ByMode};
 use crate::machine::blank;
@@ -53,6 +54,8 @@ pub struct Plan {
     pub modes: Option<bool>,
     /// The pool becomes larger while clients use it. A namespace cannot.
     pub grows: bool,
+    /// When edits and maps are flushed.
+    pub flush: FlushPolicy,
     /// Say on standard error what happens.
     pub tell: bool,
 }
@@ -114,6 +117,7 @@ impl Plan {
             protection: None,
             modes: None,
             grows: false,
+            flush: FlushPolicy::Threshold,
             tell: false,
         }
     }
@@ -167,6 +171,9 @@ impl fmt::Display for Plan {
         }
         if self.grows {
             write!(f, " --grow")?;
+        }
+        if self.flush != FlushPolicy::Threshold {
+            write!(f, " --flush {}", self.flush)?;
         }
         Ok(())
     }

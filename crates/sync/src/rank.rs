@@ -89,6 +89,8 @@ ranks! {
     NodeWrites,
     /// The pieces of fragmented nodes, as far as a flush has read them.
     FlushPieces,
+    /// The units that are due; a plan looks at all tables.
+    FlushPace,
     /// Partitions of which the base cannot be read.
     BrokenParts,
     /// One table is handed over at a time.

@@ -93,11 +93,13 @@ fn raise_descriptors() {
 fn serving(options: &Options) -> copyhold::ServingOptions {
     let EngineOptions { commit, readers, transport, writeback_cache, .. } = options.engine;
     let EngineOptions { nobtime, cut_tail, user_subvolumes, export, .. } = options.engine;
-    let EngineOptions { public_lists, namespaces, data_cache, reclaim, names, .. } = options.engine;
+    let EngineOptions { public_lists, namespaces, data_cache, reclaim, flush, names, .. } =
+        options.engine;
     copyhold::ServingOptions {
         commit,
         data_cache,
         reclaim,
+        flush,
         names,
         cut_tail,
         readers,

@@ -6,6 +6,7 @@ mod damaged_log;
 mod dropping;
 mod extents;
 mod features;
+mod flush_policy;
 mod forks;
 mod fragment_lists;
 mod given_up;

@@ -97,7 +97,7 @@ struct History {
 impl History {
     fn begin(plan: &Plan) -> History {
         let mut dice = Dice::new(plan.seed ^ 0x66_73);
-        let mut shape = Shape::by(&mut dice, plan.broken);
+        let mut shape = Shape::by(&mut dice, plan);
         shape.create.node_bytes = Some(dice.pick(&[16 << 10, 32 << 10]));
         let exact = dice.one_in(2);
         let quotas = exact || dice.one_in(2);

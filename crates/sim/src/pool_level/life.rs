@@ -29,7 +29,7 @@ const GOES_ON_WITHIN: Duration = Duration::from_secs(120);
 /// Lives through a whole history. Panics when the pool is not what it must be.
 pub fn history(plan: &Plan) -> Outcome {
     let mut dice = Dice::new(plan.seed);
-    let shape = Shape::by(&mut dice, plan.broken);
+    let shape = Shape::by(&mut dice, plan);
     let mut history = History::begin(plan, shape, dice);
     history.crowd();
     let lives = 2 + history.dice.below(4);

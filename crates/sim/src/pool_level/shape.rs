@@ -5,8 +5,8 @@ use std::time::Duration;
 use copyhold_pool::{CreateOptions, Limits, OpenOptions};
 use copyhold_types::PoolId;
 
-use crate::Sabotage;
 use crate::dice::Dice;
+use crate::{Plan, Sabotage};
 
 /// The nodes that a pool of tenants keeps in any case, and a few more.
 const NODES: usize = 40;
@@ -22,7 +22,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    pub fn by(dice: &mut Dice, broken: Option<Sabotage>) -> Shape {
+    pub fn by(dice: &mut Dice, plan: &Plan) -> Shape {
         let id = dice.below(256);
         // Of four pools one has its free space in short runs: most nodes are longer.
         let short = [1, 1, 1, 2, 2, 3, 5, 7][(id / 4 % 8) as usize];
@@ -42,13 +42,14 @@ impl Shape {
             mark_after: Duration::from_millis(dice.pick(&[1, 10, 100])),
             delta_bytes: dice.pick(&[4 << 10, 16 << 10, 64 << 10]),
             replay_edits: dice.pick(&[100, 500, 4000]),
+            flush: plan.flush,
             node_cache_bytes: dice.pick(&[0, 16 << 10, 64 << 20]),
             clean_data_bytes: 0,
             run_max,
             tail_verify_bytes: dice.pick(&[16 << 10, 64 << 20, 64 << 20]),
             handover_edits: if create.partition_leaves == Some(2) { 1 } else { 1024 },
             carried_runs: if create.partition_leaves == Some(2) { 2 } else { 512 },
-            sabotage: broken.and_then(Sabotage::of_pool),
+            sabotage: plan.broken.and_then(Sabotage::of_pool),
             scribble: None,
         };
         let crowded = dice.one_in(2);

@@ -1,6 +1,7 @@
 //! Recorded seeds and a bounded number of others; `make simulate SEEDS=N` runs fresh ones.
 
 use copyhold_format::item::ChecksumMode;
+use copyhold_pool::FlushPolicy;
 use copyhold_sim::{Level, Outcome, Plan};
 
 const SEEDS: u64 = 60;
@@ -63,6 +64,22 @@ fn histories_on_devices_with_protection_information_hold() {
     let lost = sum.lost_writes[usize::from(ChecksumMode::Guard.code())];
     assert!(lost > 0, "lost writes by mode: {:?}", sum.lost_writes);
     assert!(sum.forgotten > 0, "no drive has forgotten a block");
+}
+
+#[test]
+fn histories_with_even_flushes_hold() {
+    for level in Level::ALL {
+        let mut sum = Outcome::default();
+        let flush = FlushPolicy::Even;
+        (0..SEEDS / 3).for_each(|seed| sum.add(&holds(Plan { flush, ..Plan::new(level, seed) })));
+        let differs = |seed| {
+            let [usual, even] = [FlushPolicy::Threshold, flush]
+                .map(|flush| holds(Plan { flush, ..Plan::new(level, seed) }).digest);
+            usual != even
+        };
+        assert!((0..SEEDS).any(differs), "{}: the policy changes nothing", level.name());
+        assert!(sum.recoveries > 0, "{}: no history was recovered", level.name());
+    }
 }
 
 #[test]
