@@ -11,7 +11,7 @@ use copyhold_format::label::Label;
 use copyhold_format::node::{Level, Node};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Ring, recover};
-use copyhold_pool::{Pool, PoolError, newest_uberblock, read_labels};
+use copyhold_pool::{FlushRow, Pool, PoolError, flush_figures, newest_uberblock, read_labels};
 use copyhold_space::FreeRuns;
 use copyhold_table::Table;
 use copyhold_types::{Buf, Key, NodePtr, TableId, Txg};
@@ -337,7 +337,21 @@ pub struct SpaceView {
     pub free_blocks_by_run: Vec<u64>,
     /// Percent, by OpenZFS's table of 2019; `None` where nothing is free.
     pub fragmentation: Option<u64>,
+    /// Metaslabs with changes, and partitions with edits, that only the log has.
+    pub dirty_metaslabs: u64,
+    pub dirty_partitions: u64,
+    /// The log by age, oldest first.
+    pub log: Vec<LogRowView>,
     pub metaslabs: Vec<MetaslabView>,
+}
+
+/// A part of the log. `units`: metaslabs and partitions of which the oldest change is in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LogRowView {
+    pub last_txg: u64,
+    pub blocks: u64,
+    pub edits: u64,
+    pub units: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -350,6 +364,8 @@ pub struct MetaslabView {
     pub longest_free_blocks: u64,
     /// As of the pool.
     pub fragmentation: Option<u64>,
+    /// The oldest txg in the log with a change that the map does not have.
+    pub oldest_pin: Option<u64>,
 }
 
 /// Metaslabs, their allocations, and how contiguous the rest is.
@@ -371,7 +387,15 @@ pub fn space(pool: &Pool) -> SpaceView {
             free_runs: free.len(),
             longest_free_blocks: free.iter().copied().max().map_or(0, u64::from),
             fragmentation: runs_here.fragmentation(),
+            oldest_pin: map.metaslab(id).and_then(|info| info.oldest_pin).map(Txg::get),
         }
+    };
+    let flush = flush_figures(pool);
+    let log_row = |row: &FlushRow| LogRowView {
+        last_txg: row.last.get(),
+        blocks: row.blocks,
+        edits: row.edits,
+        units: row.units,
     };
     let metaslabs: Vec<MetaslabView> = map.metaslabs().map(&mut view).collect();
     SpaceView {
@@ -388,6 +412,9 @@ pub fn space(pool: &Pool) -> SpaceView {
             .unwrap_or(0),
         free_blocks_by_run: free_runs.blocks_by_class().to_vec(),
         fragmentation: free_runs.fragmentation(),
+        dirty_metaslabs: flush.metaslabs.0,
+        dirty_partitions: flush.partitions,
+        log: flush.rows.iter().map(log_row).collect(),
         metaslabs,
     }
 }

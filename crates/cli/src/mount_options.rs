@@ -9,7 +9,7 @@ use std::time::Duration;
 use copyhold_fs::DataCache;
 use copyhold_fuse::Transport;
 use copyhold_fuse::mount::{MountOptions, OptionError};
-use copyhold_serve::{FlushPolicy, NamesLimit, Namespaces, ReclaimArm};
+use copyhold_serve::{FlushPolicy, NamesLimit, Namespaces, ReclaimArm, ReplayTime};
 use rustix::mount::MountFlags;
 use serde_json::Value;
 
@@ -47,6 +47,10 @@ pub(crate) struct EngineOptions {
     pub(crate) reclaim: ReclaimArm,
     /// When edits and maps are flushed.
     pub(crate) flush: Option<FlushPolicy>,
+    /// The time that a recovery may take.
+    pub(crate) replay: Option<ReplayTime>,
+    /// Each txg writes the space maps that it changed.
+    pub(crate) no_space_log: bool,
     /// How many absent names may be known.
     pub(crate) names: NamesLimit,
     /// How old unsynced changes may get.
@@ -157,6 +161,14 @@ impl EngineOptions {
                 self.reclaim = parsed(name, value, "proportional, published, binary or off")?;
             }
             "flush" => self.flush = Some(parsed(name, value, "even or threshold")?),
+            "replay" => {
+                let wanted = "a time from 1ms to 3600 seconds, such as 0.5 or 500ms";
+                self.replay = Some(parsed(name, value, wanted)?);
+            }
+            "spacelog" => {
+                let SpaceLog(is_on) = parsed(name, value, "on or off")?;
+                self.no_space_log = !is_on;
+            }
             "names" => self.names = parsed(name, value, "a share up to 10%, a number, or off")?,
             "commit" => {
                 let seconds: u64 = parsed(name, value, "a number of seconds")?;
@@ -192,6 +204,8 @@ impl EngineOptions {
             "data_cache" => Some(self.data_cache.to_string()),
             "reclaim" => Some(self.reclaim.to_string()),
             "flush" => self.flush.map(|when| when.to_string()),
+            "replay" => self.replay.map(|time| time.to_string()),
+            "spacelog" => Some(if self.no_space_log { "off" } else { "on" }.to_owned()),
             "names" => Some(self.names.to_string()),
             "commit" => self.commit.map(|age| age.as_secs().to_string()),
             "readers" => self.readers.map(|readers| readers.to_string()),
@@ -199,6 +213,21 @@ impl EngineOptions {
             "admin_namespaces" => Some(AdminNamespaces(self.namespaces).to_string()),
             "norecovery" => None,
             _ => Some(String::new()),
+        }
+    }
+}
+
+/// The value of `spacelog`.
+struct SpaceLog(bool);
+
+impl FromStr for SpaceLog {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<SpaceLog, ()> {
+        match text {
+            "on" => Ok(SpaceLog(true)),
+            "off" => Ok(SpaceLog(false)),
+            _ => Err(()),
         }
     }
 }

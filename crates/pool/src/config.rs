@@ -87,9 +87,15 @@ pub struct Limits {
     pub mark_after: Duration,
     /// Bytes of edits in memory that no base has yet, over all tables.
     pub delta_bytes: u64,
-    /// Edits that recovery may have to replay (P9).
+    /// The most edits that recovery may have to replay (P9).
     pub replay_edits: u64,
+    /// The time that a recovery may take. By the rate of the last one, this gives a lower limit on
+    /// edits (`replay_limit`).
+    pub replay: Option<Duration>,
     pub flush: FlushPolicy,
+    /// Changes of space gather in the log. Otherwise each txg writes the maps that it changed
+    /// (`stock`).
+    pub space_log: bool,
     /// Bytes of clean tree nodes in memory; on a pool of tenants room for a few at least.
     pub node_cache_bytes: usize,
     /// Of these bytes at most so many for clean file data; nodes keep a quarter (BALANCE-B2).
@@ -113,6 +119,9 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// The edits that a recovery replays in about a second.
+    pub(crate) const REPLAY_EDITS: u64 = 1_500_000;
+
     #[cfg(feature = "sabotage")]
     pub(crate) fn breaks(&self, rule: crate::Sabotage) -> bool {
         self.sabotage == Some(rule)
@@ -158,8 +167,10 @@ impl Default for Limits {
             txg_interval: Duration::from_secs(5),
             mark_after: Duration::from_millis(100),
             delta_bytes: 64 << 20,
-            replay_edits: 1_500_000,
+            replay_edits: Limits::REPLAY_EDITS,
+            replay: None,
             flush: FlushPolicy::default(),
+            space_log: true,
             node_cache_bytes: 64 << 20,
             clean_data_bytes: 0,
             run_max: None,

@@ -43,7 +43,9 @@ use crate::edit_parts::START;
 use crate::flush_figures;
 use crate::marker::Kick;
 use crate::pace::Pace;
+use crate::replay_limit::Replay;
 use crate::round::Round;
+use crate::stock::Stock;
 use crate::units::{Aim, Unit, one_round};
 use crate::{Pool, PoolError, Sabotage};
 
@@ -106,6 +108,9 @@ pub(crate) struct Flusher {
     /// A transaction has kicked since the flusher last looked.
     urged: AtomicBool,
     pub(crate) pace: Mutex<Pace, of::FlushPace>,
+    pub(crate) stock: Stock,
+    /// The recovery when the pool was opened.
+    pub(crate) replay: Replay,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -211,6 +216,24 @@ pub(crate) async fn run(pool: Weak<Pool>) {
     }
 }
 
+/// The most units of the round that is due now, or `None`. Even rounds have the limits from
+/// which thresholds begin, so that the part above remains for bursts.
+fn due(pool: &Pool) -> Option<usize> {
+    pool.flusher.pace.lock().note_commits(pool.journal.came().commits);
+    if pool.limits.flush == FlushPolicy::Threshold {
+        return pool.wants_rounds().then_some(usize::MAX);
+    }
+    let levels = flush_figures::levels(pool, START);
+    let rows = || flush_figures::rows(pool, &levels);
+    let due = pool.flusher.pace.lock().advance(levels, rows);
+    let is_late = pool.pressure() > HURRY;
+    let is_waited_for = pool.wants_rounds() && pool.admission.is_waited_for();
+    match is_late || is_waited_for {
+        true => Some(usize::MAX),
+        false => (due > 0).then_some(due as usize),
+    }
+}
+
 impl Pool {
     /// How full the fuller of log and deltas is; above 1.0 is beyond the limit.
     pub(crate) fn pressure(&self) -> f64 {
@@ -225,7 +248,7 @@ impl Pool {
     async fn flush_by_policy(self: &Arc<Self>) -> Result<bool, PoolError> {
         let mut any = self.hand_over().await?;
         any |= self.settle_deep().await?;
-        while let Some(most) = self.due().filter(|_| !self.is_closing()) {
+        while let Some(most) = due(self).filter(|_| !self.is_closing()) {
             // The tables over a table that is settled by now can be flushed from here on.
             any |= self.hand_over().await?;
             let mut units = one_round(self.units(Aim::Trim));
@@ -238,24 +261,6 @@ impl Pool {
             }
         }
         Ok(any)
-    }
-
-    /// The most units of the round that is due now, or `None`. Even rounds have the limits from
-    /// which thresholds begin, so that the part above remains for bursts.
-    fn due(&self) -> Option<usize> {
-        self.flusher.pace.lock().note_commits(self.journal.came().commits);
-        if self.limits.flush == FlushPolicy::Threshold {
-            return self.wants_rounds().then_some(usize::MAX);
-        }
-        let levels = flush_figures::levels(self, START);
-        let rows = || flush_figures::rows(self, &levels);
-        let due = self.flusher.pace.lock().advance(levels, rows);
-        let is_late = self.pressure() > HURRY;
-        let is_waited_for = self.wants_rounds() && self.admission.is_waited_for();
-        match is_late || is_waited_for {
-            true => Some(usize::MAX),
-            false => (due > 0).then_some(due as usize),
-        }
     }
 
     /// In an idle pool: flushes by the policy, and until little space is reserved for growth

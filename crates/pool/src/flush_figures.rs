@@ -11,21 +11,15 @@ use copyhold_types::Txg;
 use crate::Pool;
 use crate::config::FlushPolicy;
 use crate::pace::{Level, Paced, RESOURCES};
-use crate::plan::Row;
-use crate::units::{Aim, Pinning};
+use crate::plan::{Row, Rows};
+use crate::replay_limit::Replay;
+use crate::stock::StockFigures;
+use crate::units::{Aim, Pinning, pinning};
 
 /// Rows for a limit: the precision of a plan, and its cost.
 const ROWS: u64 = 10;
-
-/// The rows of a plan.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Rows {
-    /// By age: the blocks of the log and the edits to replay that return.
-    pub(crate) by_age: Vec<Row<2>>,
-    /// By size: the bytes that return.
-    pub(crate) by_size: Vec<Row<1>>,
-    pub(crate) units: u64,
-}
+/// Rows for a limit in figures.
+const SHOWN: u64 = 5;
 
 /// The flush policy at work, for `info`.
 #[derive(Clone, Debug)]
@@ -40,10 +34,20 @@ pub struct FlushFigures {
     /// Units per step, by the last plan, and units that are due now.
     pub pace: f64,
     pub due: f64,
+    /// Additions of a step, by the last plan, in the order of `levels`.
+    pub incoming: [u64; RESOURCES],
     /// Blocks of the log, edits to replay, bytes of edits in memory: their use and their limits.
     pub levels: [(u64, u64); RESOURCES],
     /// The log by age.
     pub rows: Vec<FlushRow>,
+    /// Metaslabs with changes that their map does not have, and all metaslabs.
+    pub metaslabs: (u64, u64),
+    /// Partitions with edits that their base does not have.
+    pub partitions: u64,
+    /// The recovery when the pool was opened.
+    pub replay: Replay,
+    /// `None`: changes of space gather in the log.
+    pub stock: Option<StockFigures>,
 }
 
 /// A part of the log.
@@ -60,8 +64,8 @@ pub struct FlushRow {
 /// The flush policy's figures as they are now: reads each unit once.
 pub fn flush_figures(pool: &Pool) -> FlushFigures {
     let levels = levels(pool, 1.0);
-    let rows = log_rows(pool, &levels, &pool.pinning(Aim::Trim, false));
-    let Paced { pace, due, flushed } = pool.flusher.pace.lock().paced();
+    let rows = log_rows(pool, &levels, SHOWN, &pinning(pool, Aim::Trim, false));
+    let Paced { pace, incoming, due, flushed } = pool.flusher.pace.lock().paced();
     FlushFigures {
         policy: pool.limits.flush,
         commits: flushed.commits,
@@ -70,8 +74,13 @@ pub fn flush_figures(pool: &Pool) -> FlushFigures {
         most: flushed.most,
         pace,
         due,
+        incoming,
         levels: levels.map(|level| (level.used, level.limit)),
         rows,
+        metaslabs: (pool.space.pins().count() as u64, pool.space.metaslabs().count() as u64),
+        partitions: pool.unflushed().partitions.max(0) as u64,
+        replay: pool.flusher.replay,
+        stock: (!pool.limits.space_log).then(|| pool.flusher.stock.figures()),
     }
 }
 
@@ -89,8 +98,8 @@ pub(crate) fn levels(pool: &Pool, part: f64) -> [Level; RESOURCES] {
 
 /// The rows of log and memory as they are now: reads each unit once.
 pub(crate) fn rows(pool: &Pool, levels: &[Level; RESOURCES]) -> Rows {
-    let units = pool.pinning(Aim::Trim, false);
-    let log = log_rows(pool, levels, &units);
+    let units = pinning(pool, Aim::Trim, false);
+    let log = log_rows(pool, levels, ROWS, &units);
     let row = |row: &FlushRow| Row { units: row.units, returns: [row.blocks, row.edits] };
     Rows {
         by_age: log.iter().map(row).collect(),
@@ -99,9 +108,14 @@ pub(crate) fn rows(pool: &Pool, levels: &[Level; RESOURCES]) -> Rows {
     }
 }
 
-/// The log in rows of a tenth of a limit each, with the units that pin them.
-fn log_rows(pool: &Pool, levels: &[Level; RESOURCES], units: &[Pinning]) -> Vec<FlushRow> {
-    let [blocks, edits, _] = levels.map(|level| level.limit.div_ceil(ROWS));
+/// The log in rows of a part of a limit each, with the units that pin them.
+fn log_rows(
+    pool: &Pool,
+    levels: &[Level; RESOURCES],
+    rows: u64,
+    units: &[Pinning],
+) -> Vec<FlushRow> {
+    let [blocks, edits, _] = levels.map(|level| level.limit.div_ceil(rows));
     let mut rows = pool.journal.rows(blocks, edits);
     for found in units {
         let at = rows.partition_point(|row| row.last < found.pin);

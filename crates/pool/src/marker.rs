@@ -11,7 +11,7 @@ use futures_util::future::{Either, select};
 
 use copyhold_types::{Nanos, Txg};
 
-use crate::{Pool, Sabotage, discard};
+use crate::{Pool, Sabotage, discard, stock};
 
 /// Wakes one background task, which holds no pool while it waits: dropping a pool ends its tasks.
 /// Kicks are remembered, not counted.
@@ -93,10 +93,17 @@ pub(crate) async fn run(pool: Weak<Pool>) {
         }
         if waited >= limits.txg_interval {
             waited = Duration::ZERO;
-            if let Err(error) = strong.commit(strong.open_txg()).await {
-                tracing::error!("{error}");
-            }
+            close_txg(&strong).await;
+        } else if stock::is_txg_due(&strong) {
+            close_txg(&strong).await;
         }
+    }
+}
+
+async fn close_txg(pool: &Arc<Pool>) {
+    match pool.commit(pool.open_txg()).await {
+        Ok(()) => stock::end_txg(pool).await,
+        Err(error) => tracing::error!("{error}"),
     }
 }
 

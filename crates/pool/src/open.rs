@@ -62,6 +62,7 @@ use crate::nodes::{CACHE_NODES_MIN, NodeStore};
 use crate::open_txg::OpenTxg;
 use crate::patient::Patient;
 use crate::pins::Pins;
+use crate::replay_limit::Replay;
 use crate::tables::Tables;
 use crate::tail::Tail;
 use crate::tenancy::{NoTenants, Tenancy};
@@ -110,6 +111,7 @@ impl Pool {
         }
         let ring = log_ring(&device, &label, &options);
         let uberblocks = uberblocks::find(&device, &label).await?;
+        let since = rt.now();
         let start = Start::find(&uberblocks, &ring, &options).await?;
         let Start { uberblock, mut heads, mut recovered, mut cut } = start;
         if options.limits.breaks(Sabotage::KeepNewestHeadOnly) {
@@ -135,6 +137,7 @@ impl Pool {
         let mixes = options.limits.breaks(Sabotage::ReplayMixesPuts);
         let space = restore_space(&rt, &label, &options.limits)?;
         let replayed = Replayed::of(&recovered.batches, space, mixes)?;
+        let replayed_in = rt.now() - since;
         let pool = assemble(
             rt,
             patient.clone(),
@@ -150,6 +153,8 @@ impl Pool {
         );
         let mut pool = pool.await?;
         pool.cut = cut;
+        pool.flusher.replay = Replay { edits: pool.log_use().edits, ns: replayed_in };
+        pool.limits.replay_edits = pool.flusher.replay.limit(&pool.limits);
         let pool = Arc::new(pool);
         if !pool.is_read_only() {
             if !pool.sabotaged(Sabotage::NoFlushAtMount) {

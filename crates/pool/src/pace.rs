@@ -17,8 +17,7 @@
 //! DUE-E3   If commits bring the same each time, and a third of a unit or more, then between two
 //!          commits at most three times the mean is flushed.
 
-use crate::flush_figures::Rows;
-use crate::plan::{Resource, pace};
+use crate::plan::{Resource, Rows, pace};
 use crate::units::SMALL_UNITS_PER_ROUND;
 
 /// Steps in which a limit fills.
@@ -49,8 +48,9 @@ pub(crate) struct Pace {
     /// The sums at the last plan, and at the last call.
     planned: Option<Came>,
     last: Came,
-    /// Units per step.
+    /// Units per step, and the additions of a step, by the last plan.
     pace: f64,
+    incoming: Came,
     due: f64,
     /// Units that the last plan found.
     units: u64,
@@ -76,6 +76,7 @@ pub(crate) struct Flushed {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Paced {
     pub(crate) pace: f64,
+    pub(crate) incoming: Came,
     pub(crate) due: f64,
     pub(crate) flushed: Flushed,
 }
@@ -133,8 +134,8 @@ impl Pace {
     }
 
     pub(crate) fn paced(&self) -> Paced {
-        let Pace { pace, due, flushed, .. } = *self;
-        Paced { pace, due, flushed }
+        let Pace { pace, incoming, due, flushed, .. } = *self;
+        Paced { pace, incoming, due, flushed }
     }
 
     /// The units that make a round.
@@ -148,9 +149,12 @@ impl Pace {
 
     /// `planned`: the sums at the last plan, so many steps ago.
     fn plan(&mut self, since: f64, planned: &Came, levels: &[Level; RESOURCES], rows: Rows) {
+        self.incoming = std::array::from_fn(|at| {
+            ((levels[at].came - planned[at]) as f64 / since).ceil() as u64
+        });
         let resource = |at: usize| Resource {
             room: levels[at].limit as i64 - levels[at].used as i64,
-            incoming: ((levels[at].came - planned[at]) as f64 / since).ceil() as u64,
+            incoming: self.incoming[at],
         };
         let log = pace([resource(0), resource(1)], &rows.by_age);
         self.pace = log.max(pace([resource(2)], &rows.by_size));

@@ -14,7 +14,7 @@
 //!
 //! PLAN-L1   Flushing `pace` units per step, oldest row first, passes no limit while each step adds
 //!           as much as the last ones.
-//! PLAN-L2   The pace is the least for which L1 holds.
+//! PLAN-L2   The pace is the least for which PLAN-L1 holds.
 
 /// A part of the log, or of memory, that returns when its units are flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,16 @@ pub(crate) struct Row<const R: usize> {
     pub(crate) units: u64,
     /// The amount of each resource that returns.
     pub(crate) returns: [u64; R],
+}
+
+/// The rows of log and memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rows {
+    /// By age: the blocks of the log and the edits to replay that return.
+    pub(crate) by_age: Vec<Row<2>>,
+    /// By size: the bytes that return.
+    pub(crate) by_size: Vec<Row<1>>,
+    pub(crate) units: u64,
 }
 
 /// A resource that fills with each step.
@@ -125,7 +135,7 @@ mod tests {
     }
 
     proptest! {
-        /// PLAN-L1, L2: flushed at this pace, no limit is passed; at a little less, one is.
+        /// PLAN-L1, PLAN-L2: flushed at this pace, no limit is passed; at a little less, one is.
         #[test]
         fn the_pace_is_enough_and_no_more_than_that(
             rows in proptest::collection::vec((1_u64..50, 0_u64..200, 0_u64..200), 1..12),

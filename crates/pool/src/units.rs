@@ -74,48 +74,48 @@ impl Pool {
     /// presses more than the log, those with most edits.
     pub(crate) fn units(&self, aim: Aim) -> Vec<(Unit, u64)> {
         let memory = self.delta_pressure() > self.journal.pressure(self.limits.replay_edits);
-        let mut found = self.pinning(aim, memory);
+        let mut found = pinning(self, aim, memory);
         found.sort_by_cached_key(|found| found.urgency(memory));
         found.into_iter().map(|found| (found.unit, found.edits)).collect()
     }
+}
 
-    /// The units that can be flushed, in no order.
-    pub(crate) fn pinning(&self, aim: Aim, memory: bool) -> Vec<Pinning> {
-        let broken = self.flusher.broken.lock().clone();
-        let forked = self.tables.under();
-        let mut units = Vec::new();
-        let tables = if aim == Aim::Settle { self.tables.all() } else { self.tables.with_edits() };
-        for table in tables {
-            if table.under().is_some() {
-                continue;
-            }
-            let is_under = forked.contains(&table.id());
-            let parts = &self.admission.parts;
-            let is_over = memory && table.owner().is_some_and(|owner| parts.was_used_up(&owner));
-            for stats in table.stats() {
-                let unit = (table.id(), stats.start);
-                // Layers pin nothing; there is no hurry to merge them.
-                let layers = aim == Aim::Settle && stats.layers > 0 && !broken.contains_key(&unit);
-                let pin = stats.pin.or(layers.then(|| self.open_txg()));
-                if let Some(pin) = pin.filter(|_| !stats.flushing) {
-                    let unit = Unit::Partition(unit.0, unit.1);
-                    let (edits, bytes) = (stats.edits as u64, stats.delta_bytes as u64);
-                    units.push(Pinning { unit, pin, edits, bytes, is_under, is_over });
-                }
+/// The units that can be flushed, in no order.
+pub(crate) fn pinning(pool: &Pool, aim: Aim, memory: bool) -> Vec<Pinning> {
+    let broken = pool.flusher.broken.lock().clone();
+    let forked = pool.tables.under();
+    let mut units = Vec::new();
+    let tables = if aim == Aim::Settle { pool.tables.all() } else { pool.tables.with_edits() };
+    for table in tables {
+        if table.under().is_some() {
+            continue;
+        }
+        let is_under = forked.contains(&table.id());
+        let parts = &pool.admission.parts;
+        let is_over = memory && table.owner().is_some_and(|owner| parts.was_used_up(&owner));
+        for stats in table.stats() {
+            let unit = (table.id(), stats.start);
+            // Layers pin nothing; there is no hurry to merge them.
+            let layers = aim == Aim::Settle && stats.layers > 0 && !broken.contains_key(&unit);
+            let pin = stats.pin.or(layers.then(|| pool.open_txg()));
+            if let Some(pin) = pin.filter(|_| !stats.flushing) {
+                let unit = Unit::Partition(unit.0, unit.1);
+                let (edits, bytes) = (stats.edits as u64, stats.delta_bytes as u64);
+                units.push(Pinning { unit, pin, edits, bytes, is_under, is_over });
             }
         }
-        let not_due = self.not_due();
-        let is_due = |pin: &Pin| !pin.flushing && !not_due.contains(&pin.metaslab);
-        units.extend(self.space.pins().filter(is_due).map(|pin| Pinning {
-            unit: Unit::Metaslab(pin.metaslab),
-            pin: pin.oldest,
-            edits: pin.edits,
-            bytes: 0,
-            is_under: false,
-            is_over: false,
-        }));
-        units
     }
+    let not_due = pool.not_due();
+    let is_due = |pin: &Pin| !pin.flushing && !not_due.contains(&pin.metaslab);
+    units.extend(pool.space.pins().filter(is_due).map(|pin| Pinning {
+        unit: Unit::Metaslab(pin.metaslab),
+        pin: pin.oldest,
+        edits: pin.edits,
+        bytes: 0,
+        is_under: false,
+        is_over: false,
+    }));
+    units
 }
 
 /// As many of the first units as make one round.

@@ -27,7 +27,9 @@ pub fn limit_pool(shares: &Shares, data_cache: DataCache, limits: &mut Limits) {
         // The boundary moves; nodes keep their part (BALANCE-B2).
         _ => shares.nodes as usize,
     };
-    limits.replay_edits = limits.replay_edits.min(shares.replay_edits());
+    // The rate of recovery gives another limit, if a time is stated.
+    let most = if limits.replay.is_some() { u64::MAX } else { limits.replay_edits };
+    limits.replay_edits = most.min(shares.replay_edits());
 }
 
 /// Limits of a filesystem that keep its shares.

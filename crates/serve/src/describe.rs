@@ -5,7 +5,7 @@ use std::path::Path;
 use copyhold_format::item::ChecksumMode;
 use copyhold_fs::Filesystem;
 use copyhold_memory::{MemoryClass, Shares};
-use copyhold_pool::{Failure, Failures, FlushFigures, FlushRow, JoinWait, Pool};
+use copyhold_pool::{Failure, Failures, FlushFigures, FlushRow, JoinWait, Pool, StockFigures};
 use copyhold_types::{BLOCK_BYTES, DeviceId, PoolId, Purpose};
 use serde_json::{Map, Value, json};
 
@@ -82,19 +82,45 @@ pub fn outline(pool: &Pool) -> Value {
 /// The flush policy at work.
 fn flush(figures: &FlushFigures) -> Value {
     let [blocks, edits, bytes] = figures.levels.map(|(used, limit)| json!([used, limit]));
-    let row = |row: &FlushRow| json!([row.last.get(), row.blocks, row.edits, row.units]);
+    let row = |row: &FlushRow| {
+        json!({
+            "last_txg": row.last.get(),
+            "blocks": row.blocks,
+            "edits": row.edits,
+            "units": row.units,
+        })
+    };
     json!({
         "policy": figures.policy.name(),
         "commits": figures.commits,
         "rounds": figures.rounds,
         "units": figures.units,
         "units_most": figures.most,
+        "units_mean": figures.units as f64 / figures.commits.max(1) as f64,
         "pace": figures.pace,
         "due": figures.due,
+        "incoming": figures.incoming,
         "log_blocks": blocks,
         "log_edits": edits,
         "delta_bytes": bytes,
+        "dirty_metaslabs": figures.metaslabs.0,
+        "metaslabs": figures.metaslabs.1,
+        "dirty_partitions": figures.partitions,
+        "replay": { "edits": figures.replay.edits, "ns": figures.replay.ns },
+        "stock": figures.stock.as_ref().map(stock),
         "rows": figures.rows.iter().map(row).collect::<Vec<_>>(),
+    })
+}
+
+/// The passes of stock mode.
+fn stock(figures: &StockFigures) -> Value {
+    json!({
+        "txgs": figures.txgs,
+        "single_pass": figures.single,
+        "passes": figures.passes,
+        "passes_most": figures.most,
+        "maps": figures.maps,
+        "map_edits": figures.edits,
     })
 }
 

@@ -32,7 +32,7 @@ mod tenants;
 pub mod wire;
 
 pub use copyhold_memory::Arm as ReclaimArm;
-pub use copyhold_pool::FlushPolicy;
+pub use copyhold_pool::{FlushPolicy, ReplayTime};
 pub use errno::{errno_of, errno_of_device, errno_of_mount, errno_of_pool, errno_of_serving};
 pub use error::{ServeError, chain};
 pub use moment::rfc3339;

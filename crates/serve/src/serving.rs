@@ -42,6 +42,10 @@ pub struct Options {
     pub reclaim: Arm,
     /// When edits and maps are flushed; `None`: [`FlushPolicy::Even`].
     pub flush: Option<FlushPolicy>,
+    /// The time that a recovery may take, which limits the log; `None`: 1.5 million edits.
+    pub replay: Option<Duration>,
+    /// Each txg writes the space maps that it changed, for comparison.
+    pub no_space_log: bool,
     /// How many absent names may be known.
     pub names: NamesLimit,
     /// Threads that read the kernel's requests.
@@ -97,11 +101,12 @@ pub fn open(
     options: &Options,
 ) -> Result<Opened, ServeError> {
     let read_only = options.read_only;
-    let mut limits = Limits::default();
+    let mut limits = Limits { replay: options.replay, ..Limits::default() };
     budget::limit_pool(&shares, options.data_cache, &mut limits);
     let commit = options.commit.map(|age| age.max(Duration::from_secs(1)));
     limits.txg_interval = commit.unwrap_or(limits.txg_interval);
     limits.flush = options.flush.unwrap_or(FlushPolicy::Even);
+    limits.space_log = !options.no_space_log;
     let data_cache = options.data_cache;
     let mut settings = copyhold_fs::Options { read_only, data_cache, ..Default::default() };
     budget::limit_files(&shares, options.names, &mut settings);

@@ -28,6 +28,7 @@ copyhold-simulate: crash simulation by seed
   --grow         the pool becomes larger while clients use it
   --modes M      clients change checksum modes: yes or no, instead of what the seed says
   --flush WHEN   the flush policy: even or threshold (default threshold)
+  --stock        each txg writes the space maps that it changed
 
 or every workload of a few operations, with every crash:
 
@@ -54,6 +55,7 @@ const HISTORIES: &[&str] = &[
     "--modes",
     "--grow",
     "--flush",
+    "--stock",
 ];
 
 /// The arguments that each other kind of run heeds, the first of which asks for it.
@@ -73,6 +75,7 @@ struct Args {
     modes: Option<bool>,
     grows: bool,
     flush: FlushPolicy,
+    stock: bool,
     /// Operations of all workloads, instead of histories.
     enumerate: Option<usize>,
     part: (usize, usize),
@@ -128,6 +131,7 @@ fn run_level(level: Level, start: u64, args: &Args) -> u64 {
             modes: args.modes,
             grows: args.grows,
             flush: args.flush,
+            stock: args.stock,
             tell: args.seeds == 1,
             ..Plan::new(level, seed)
         };
@@ -258,6 +262,7 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
         modes: None,
         grows: false,
         flush: FlushPolicy::Threshold,
+        stock: false,
         enumerate: None,
         part: (1, 1),
         mode: ChecksumMode::Item,
@@ -292,6 +297,7 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
             "--flush" => {
                 parsed.flush = named(&value()?, &FlushPolicy::ALL, |when| when.name().into())?;
             }
+            "--stock" => parsed.stock = true,
             "--enumerate" => parsed.enumerate = Some(length(&value()?)?),
             "--mode" => {
                 let mode = value()?;
@@ -366,7 +372,7 @@ mod tests {
         }
         for line in [
             "",
-            "--seeds 3 --start 1 --level fs --modes yes --flush even --pi 4096+16:64b --break NoBirth",
+            "--seeds 3 --start 1 --level fs --modes yes --flush even --stock --pi 4096+16:64b --break NoBirth",
             "--enumerate 1 --part 1/4 --mode guard --pi 4096+16:64b --break NoFlushBeforeGuard",
             "--fault write:7:once --pi 4096+16:64b",
             "--faults",

@@ -56,6 +56,8 @@ pub struct Plan {
     pub grows: bool,
     /// When edits and maps are flushed.
     pub flush: FlushPolicy,
+    /// Each txg writes the space maps that it changed.
+    pub stock: bool,
     /// Say on standard error what happens.
     pub tell: bool,
 }
@@ -118,6 +120,7 @@ impl Plan {
             modes: None,
             grows: false,
             flush: FlushPolicy::Threshold,
+            stock: false,
             tell: false,
         }
     }
@@ -174,6 +177,9 @@ impl fmt::Display for Plan {
         }
         if self.flush != FlushPolicy::Threshold {
             write!(f, " --flush {}", self.flush)?;
+        }
+        if self.stock {
+            write!(f, " --stock")?;
         }
         Ok(())
     }

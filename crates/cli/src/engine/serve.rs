@@ -95,11 +95,14 @@ fn serving(options: &Options) -> copyhold::ServingOptions {
     let EngineOptions { nobtime, cut_tail, user_subvolumes, export, .. } = options.engine;
     let EngineOptions { public_lists, namespaces, data_cache, reclaim, flush, names, .. } =
         options.engine;
+    let EngineOptions { replay, no_space_log, .. } = options.engine;
     copyhold::ServingOptions {
         commit,
         data_cache,
         reclaim,
         flush,
+        replay: replay.map(|time| time.0),
+        no_space_log,
         names,
         cut_tail,
         readers,

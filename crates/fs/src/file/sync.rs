@@ -150,6 +150,7 @@ impl Filesystem {
             result = result.and(Err(error));
         }
         self.pool.commit(self.pool.open_txg()).await?;
+        copyhold_pool::end_txg(&self.pool).await;
         self.flusher.files().iter().for_each(|inode| self.unlist_if_clean(inode));
         result
     }

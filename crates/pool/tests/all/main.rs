@@ -18,6 +18,7 @@ mod promises;
 mod protected;
 mod short_runs;
 mod smaller;
+mod stock;
 mod trims;
 mod uberblocks;
 mod unreadable;

@@ -53,6 +53,12 @@ fn is_noticed_in(plan: Plan, rule: copyhold_sim::Sabotage) {
 }
 
 #[test]
+fn r6_a_head_ahead_of_the_record_is_noticed_in_stock_mode() {
+    let stock = Plan { stock: true, modes: Some(false), ..Plan::new(Level::Pool, 1) };
+    is_noticed_in(stock, Sabotage::HeadAheadOfRecord.into());
+}
+
+#[test]
 fn r1_joining_before_what_is_waited_for_is_noticed() {
     is_noticed(Sabotage::JoinFirst, None);
 }
