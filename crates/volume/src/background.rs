@@ -10,7 +10,7 @@
 //! STEPS-B3  The task and a request that lacks space skip a step that is refused space, as a later
 //!           one may free some. The task counts refusals, since each takes commits and a flush.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -21,6 +21,7 @@ use copyhold_runtime::FifoMutexGuard;
 use futures_util::future::{Either, select};
 
 use crate::error::{Result, VolumeError};
+use crate::family::FamilyId;
 use crate::pace::{Load, Pace};
 use crate::quota::GroupId;
 use crate::sabotage::Sabotage;
@@ -202,15 +203,29 @@ impl<'v> Worker<'v> {
     /// charged to its creator, and only its family refers to it; except for reflinks, whose
     /// references may be in any family.
     fn deletions_for(&self, group: GroupId) -> Vec<Arc<Subvol>> {
-        let map = self.volumes.state.map.read();
-        let ready = map.dying.ready().into_iter().filter_map(|id| map.subvols.get(id));
+        let mut ready: Vec<Arc<Subvol>> = {
+            let map = self.volumes.state.map.read();
+            let ready = map.dying.ready().into_iter();
+            ready.filter_map(|id| map.subvols.get(id).cloned()).collect()
+        };
         if self.volumes.state.sharing.load(Ordering::Acquire) {
-            return ready.cloned().collect();
+            return ready;
         }
+        // Only their own families are looked at.
         let ledger = self.volumes.ledger();
-        let paying = map.subvols.all().filter(|of| ledger.pays_into(of.id(), group));
-        let families: BTreeSet<_> = paying.map(|of| of.family.id).collect();
-        ready.filter(|of| families.contains(&of.family.id)).cloned().collect()
+        let mut pays: BTreeMap<FamilyId, bool> = BTreeMap::new();
+        for of in &ready {
+            // A deletion that has passed its leaf is in its family's place no more.
+            *pays.entry(of.family.id).or_default() |= ledger.pays_into(of.id(), group);
+        }
+        ready.retain(|of| {
+            let pays = pays.get_mut(&of.family.id).expect("each has been looked at");
+            let has_payer =
+                || of.family.read_tree().subvols().any(|id| ledger.pays_into(id, group));
+            *pays = *pays || has_payer();
+            *pays
+        });
+        ready
     }
 }
 

@@ -34,13 +34,16 @@ use smallvec::SmallVec;
 
 use crate::family::{Epoch, Family};
 use crate::makers::Makers;
-use crate::volumes::{Map, Subvol, Volumes};
+use crate::volumes::{FamilyCell, Map, Subvol, Volumes};
 
 /// Epochs and families that take no allocation.
 const FEW: usize = 16;
 
 /// The first epochs of the own content of subvolumes.
 type Firsts = SmallVec<[(SubvolId, EpochId); FEW]>;
+
+/// Families in the order of their locks.
+pub(crate) type Families = SmallVec<[Arc<FamilyCell>; FEW]>;
 
 impl Map {
     /// Gives the owners of a family's subvolumes the first epoch of their own content.
@@ -60,6 +63,17 @@ impl Map {
         self.set_firsts(&firsts);
     }
 
+    /// The families of some subvolumes and of all that they hold. The caller has owners locked:
+    /// so no subvolume leaves between a move and this.
+    pub(crate) fn families_inside(&self, changed: &[&Subvol]) -> Families {
+        let ids = changed.iter().flat_map(|top| self.subvols.with_inside(top.id()));
+        let family = |id| Some(self.subvols.get(id)?.family.clone());
+        let mut families: Families = ids.filter_map(family).collect();
+        families.sort_by_key(|family| family.id);
+        families.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        families
+    }
+
     fn live_tenant(&self, of: SubvolId) -> Option<SubvolId> {
         let subvol = self.subvols.get(of).filter(|subvol| !subvol.is_dying());
         subvol.map(|subvol| self.tenant_of(subvol.id()))
@@ -74,16 +88,9 @@ impl Map {
 }
 
 impl Volumes {
-    /// The tenants of some subvolumes, and of all that they hold, have changed (MADEBY-M3). The
-    /// caller has no family locked.
-    pub(crate) fn renew_own_content(&self, changed: &[&Subvol]) {
-        let mut families: SmallVec<[_; FEW]> = {
-            let map = self.state.map.read();
-            let ids = changed.iter().flat_map(|top| map.subvols.with_inside(top.id()));
-            ids.filter_map(|id| Some(map.subvols.get(id)?.family.clone())).collect()
-        };
-        families.sort_by_key(|family| family.id);
-        families.dedup_by(|one, other| Arc::ptr_eq(one, other));
+    /// The tenants of subvolumes in these families have changed (MADEBY-M3). The caller has no
+    /// family locked.
+    pub(crate) fn renew_own_content(&self, families: Families) {
         for family in families {
             // One at a time: the last one sees all changes.
             let mut tree = family.write_tree();
@@ -155,15 +162,17 @@ impl<T: Fn(SubvolId) -> Option<SubvolId>, O: Fn(SubvolId) -> Option<EpochId>> De
         let family = &*family;
         let mut upper: Option<(Makers, EpochId)> = None;
         for (at, Above { epoch, was, is }) in above.iter().enumerate().rev() {
+            if was == is {
+                // Its answer is as it was, and those below it have other makers, or none.
+                upper = None;
+                continue;
+            }
             let first = match upper {
                 Some((makers, first)) if makers == *is && is.is_one() => first,
                 Some(_) => epoch.first,
                 None => self.first_of(family, epoch, *is, &mut looks),
             };
             upper = Some((*is, first));
-            if was == is {
-                continue;
-            }
             // One that has changed, too, is next.
             let next = at.checked_sub(1).map(|next| &above[next]);
             let next = next.filter(|next| next.was != next.is).map(|next| next.epoch.id);
@@ -452,6 +461,21 @@ mod tests {
             assert!(answers.delete(SubvolId(dead)) < 10, "when the source is deleted");
             answers.family.absorb(SubvolId(dead));
         }
+    }
+
+    #[test]
+    fn a_deletion_below_a_long_chain_of_dead_epochs_does_not_climb_it() {
+        let mut family = Family::new(EpochId(1), SubvolId(1), TableId(1000));
+        for at in 0..2000 {
+            snapshot(&mut family, SubvolId(1), at + 2, u64::from(at) * 2 + 2);
+        }
+        // The last snapshot has one of its own.
+        snapshot(&mut family, SubvolId(2001), 3000, 9000);
+        let mut answers = Answers::new(family, |_| Some(SubvolId(7)));
+        answers.delete(SubvolId(1));
+        answers.family.absorb(SubvolId(1));
+        assert!(answers.delete(SubvolId(2001)) < 10);
+        assert_eq!(answers.first[&SubvolId(3000)], EpochId(1));
     }
 
     #[test]

@@ -133,13 +133,12 @@ impl Volumes {
             self.state.map.write().has_moved(subvol, before);
             subvol.set_last_txg(txg);
         }
-        drop((owners, trees));
         let moved = subvols.into_iter().zip(before);
         let moved = moved.filter(|(subvol, before)| tenant(subvol) != *before);
         let moved: Vec<&Subvol> = moved.map(|(subvol, _)| subvol).collect();
-        if !moved.is_empty() {
-            self.renew_own_content(&moved);
-        }
+        let families = self.state.map.read().families_inside(&moved);
+        drop((owners, trees));
+        self.renew_own_content(families);
         Ok(txg)
     }
 }

@@ -110,8 +110,9 @@ impl Volumes {
             }
         }
         old.set_last_txg(made.1);
+        let families = self.state.map.read().families_inside(&[old]);
         drop((owners, trees));
-        self.renew_own_content(&[old]);
+        self.renew_own_content(families);
         Ok(made)
     }
 }
