@@ -1,4 +1,4 @@
-//! The names of directories and subvolumes in the directories that have their entries.
+//! The names of subvolumes in the directories that have their entries.
 //!
 //! Problem.  The record of a subvolume names the directory of its entry, but not the name, so a
 //!           path needs a read of that directory. A list in pages would read a directory of 100,000
@@ -7,11 +7,14 @@
 //!           looked up before it is returned: so changes of the directory need not be followed
 //!           (`find_name`).
 //!
-//! ENTRYNAME-E1  A name is returned only if the directory has the entry now.
-//! ENTRYNAME-E2  At most [`KEPT_MAX`] names are kept, until the list ends.
+//! ENTRYNAME-E1  A kept name is returned only if the directory has the entry now.
+//! ENTRYNAME-E2  At most [`KEPT_MAX`] names are kept, of subvolumes only, until a list ends. Where
+//!               there is no room, those of the directory that was read last take the place of all
+//!               others.
+//! ENTRYNAME-E3  A look at a single subvolume neither keeps names nor drops those of a list.
 //!
-//! A subvolume that is made during the list is found by one more read of its directory. So a list
-//! of n subvolumes costs n look-ups, and one read of a directory that does not change.
+//! A list of n subvolumes costs n look-ups. A page reads a directory once at most: for subvolumes
+//! made since, and for plain directories on the way.
 
 use copyhold_sync::{Mutex, of};
 use rustc_hash::FxHashMap;
@@ -19,7 +22,7 @@ use rustc_hash::FxHashMap;
 use crate::NodeId;
 
 /// Names in memory: some 60 bytes each.
-pub(crate) const KEPT_MAX: usize = 1 << 18;
+const KEPT_MAX: usize = 1 << 18;
 
 /// Names that reads of directories have found.
 #[derive(Default)]
@@ -32,17 +35,22 @@ impl EntryNames {
         self.kept.lock().get(&node).cloned()
     }
 
-    pub(crate) fn keep(&self, names: Vec<(NodeId, Box<[u8]>)>) {
+    pub(crate) fn keep(&self, names: impl Iterator<Item = (NodeId, Box<[u8]>)>) {
+        let found: Vec<_> = names.take(KEPT_MAX).collect();
         let mut kept = self.kept.lock();
-        for (node, name) in names {
-            if kept.len() < KEPT_MAX || kept.contains_key(&node) {
-                kept.insert(node, name);
-            }
-        }
+        let others = match kept.len() + found.len() > KEPT_MAX {
+            true => std::mem::take(&mut *kept),
+            false => FxHashMap::default(),
+        };
+        kept.extend(found);
+        drop(kept);
+        drop(others);
     }
 
-    /// The list has ended.
+    /// A list has ended.
     pub fn drop_all(&self) {
-        drop(std::mem::take(&mut *self.kept.lock()));
+        let kept = std::mem::take(&mut *self.kept.lock());
+        // Without the lock: there may be very many.
+        drop(kept);
     }
 }

@@ -1,38 +1,39 @@
 //! Finding the name that leads to a directory or a subvolume (`entry_names`).
 
+use copyhold_types::InodeNo;
+use rustc_hash::FxHashMap;
+
 use crate::dir::{DirEntry, ListFlags, Name};
-use crate::entry_names::KEPT_MAX;
 use crate::{FileKind, Filesystem, FsError, NodeId, Result};
 
-/// The name of a directory, or of a subvolume by its root, in the directory `above`; `None` if it
-/// has no entry there (ENTRYNAME-E1).
-pub async fn find_name(fs: &Filesystem, above: NodeId, node: NodeId) -> Result<Option<Box<[u8]>>> {
-    if let Some(name) = fs.entry_names().get(node)
-        && leads_to(fs, above, &name, node).await?
-    {
-        return Ok(Some(name));
-    }
-    read_names(fs, above, node).await
+/// The name of a subvolume, by its root, in the directory `above`, if it was kept and is there
+/// still (ENTRYNAME-E1).
+pub async fn kept_name(fs: &Filesystem, above: NodeId, node: NodeId) -> Result<Option<Box<[u8]>>> {
+    let Some(name) = fs.entry_names().get(node) else { return Ok(None) };
+    Ok(leads_to(fs, above, &name, node).await?.then_some(name))
 }
 
-/// Reads `above` and keeps the names found; returns the name of `node`.
-async fn read_names(fs: &Filesystem, above: NodeId, node: NodeId) -> Result<Option<Box<[u8]>>> {
-    let (mut names, mut found) = (Vec::new(), None);
+/// The names of all directories and subvolumes in the directory `above`. With `keep`, those of
+/// subvolumes are kept for the next pages of a list.
+pub async fn names_in(
+    fs: &Filesystem,
+    above: NodeId,
+    keep: bool,
+) -> Result<FxHashMap<NodeId, Box<[u8]>>> {
+    let mut names: FxHashMap<NodeId, Box<[u8]>> = FxHashMap::default();
     let mut visit = |entry: &DirEntry<'_>| {
         if entry.kind == FileKind::Directory && !matches!(entry.name, b"." | b"..") {
-            if entry.node == node {
-                found = Some(entry.name.into());
-            }
-            if names.len() < KEPT_MAX {
-                names.push((entry.node, entry.name.into()));
-            }
+            names.insert(entry.node, Box::from(entry.name));
         }
         true
     };
     let flags = ListFlags { no_atime: true, ..ListFlags::default() };
     fs.list(above, 0, flags, &mut visit).await?;
-    fs.entry_names().keep(names);
-    Ok(found)
+    if keep {
+        let subvolumes = names.iter().filter(|(node, _)| node.ino == InodeNo::ROOT);
+        fs.entry_names().keep(subvolumes.map(|(node, name)| (*node, name.clone())));
+    }
+    Ok(names)
 }
 
 async fn leads_to(fs: &Filesystem, above: NodeId, name: &[u8], node: NodeId) -> Result<bool> {

@@ -102,7 +102,7 @@ pub use error::{FsError, Result};
 pub use evict::evict;
 pub use file::{FallocateMode, ReadData, ReadFlags, Seek, WriteFlags};
 pub use filesystem::Filesystem;
-pub use find_name::find_name;
+pub use find_name::{kept_name, names_in};
 pub use names::{Absent, AbsentNames, Looked, NameCounts, NameEvent, NameFigures, Victim};
 pub use node::NodeId;
 pub use options::{Atime, Options};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use copyhold_fs::{Caller, Filesystem, NodeId, RenameFlags, find_name};
+use copyhold_fs::{Caller, Filesystem, NodeId, RenameFlags, kept_name, names_in};
 use copyhold_types::{InodeNo, SubvolId};
 
 use crate::common::*;
@@ -13,7 +13,10 @@ async fn subvolume(fs: &Arc<Filesystem>, dir: NodeId, name: &str) -> NodeId {
 }
 
 async fn found(fs: &Filesystem, dir: NodeId, node: NodeId) -> Option<String> {
-    let name = find_name(fs, dir, node).await.unwrap();
+    let name = match kept_name(fs, dir, node).await.unwrap() {
+        Some(name) => Some(name),
+        None => names_in(fs, dir, true).await.unwrap().remove(&node),
+    };
     name.map(|name| String::from_utf8_lossy(&name).into_owned())
 }
 
@@ -45,7 +48,12 @@ fn a_name_that_was_kept_is_returned_only_while_its_entry_is_there() {
         assert_eq!(found(&fs, dir, new).await, None, "it is deleted");
         assert_eq!(found(&fs, ROOT, dir).await.as_deref(), Some("many"), "a plain directory");
         let gone = NodeId { subvol: SubvolId(99), ino: InodeNo::ROOT };
-        assert!(find_name(&fs, gone, a).await.is_err());
+        assert_eq!(kept_name(&fs, gone, a).await.unwrap(), None, "no such directory");
+        assert!(kept_name(&fs, other, a).await.unwrap().is_some());
+        drop(names_in(&fs, other, false).await.unwrap());
+        assert!(kept_name(&fs, other, a).await.unwrap().is_some(), "ENTRYNAME-E3");
+        fs.entry_names().drop_all();
+        assert_eq!(kept_name(&fs, other, a).await.unwrap(), None, "the list has ended");
         world.close(fs).await;
     });
 }

@@ -78,8 +78,8 @@ impl Tenants for Arc<Filesystem> {
     async fn subvolumes(&self, after: u64, most: usize) -> Answer<Vec<Subvolume>> {
         let after = SubvolId(u32::try_from(after).unwrap_or(u32::MAX));
         let behind = self.subvolumes_behind(after, most);
-        let mut paths = Paths::new(self);
-        paths.continue_if(most > 1 && behind.len() == most);
+        let is_page = most > 1;
+        let mut paths = if is_page { Paths::of_page(self) } else { Paths::new(self) };
         let mut rows = Vec::new();
         for info in behind {
             let path = match info.is_dying {
@@ -88,6 +88,7 @@ impl Tenants for Arc<Filesystem> {
             };
             rows.push(row(self, &info, path));
         }
+        paths.end(is_page && rows.len() < most);
         Ok(rows)
     }
 
@@ -173,7 +174,7 @@ impl Tenants for Arc<Filesystem> {
     async fn groups(&self, after: u64, most: usize) -> Answer<Vec<GroupRow>> {
         let all = self.volumes().ledger().show().map_err(quota)?;
         let behind = all.into_iter().filter(|one| one.id.raw() > after).take(most);
-        let mut paths = Paths::new(self);
+        let mut paths = Paths::of_page(self);
         let mut rows = Vec::new();
         for group in behind {
             let living = group.id.subvol().filter(|_| group.state == GroupState::Live);
@@ -184,7 +185,7 @@ impl Tenants for Arc<Filesystem> {
             };
             rows.push(group_row(&group, path));
         }
-        paths.continue_if(rows.len() == most);
+        paths.end(rows.len() < most);
         Ok(rows)
     }
 

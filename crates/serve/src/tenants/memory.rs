@@ -50,7 +50,7 @@ pub(super) async fn rows(
     after: u64,
     most: usize,
 ) -> Answer<Vec<Brief>> {
-    let (groups, mut paths) = (Groups::new(fs), Paths::new(fs));
+    let (groups, mut paths) = (Groups::new(fs), Paths::of_page(fs));
     let mut rows = Vec::new();
     if after == 0 && top == SubvolId::ROOT {
         rows.push(Brief(groups.row(MemoryGroup::Shared, None)));
@@ -59,7 +59,7 @@ pub(super) async fn rows(
         let path = paths.of(subvol.id()).await.map_err(refused)?;
         rows.push(Brief(groups.row(MemoryGroup::Of(&subvol), path)));
     }
-    paths.continue_if(rows.len() == most);
+    paths.end(rows.len() < most);
     Ok(rows)
 }
 
