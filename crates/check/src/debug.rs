@@ -335,7 +335,8 @@ pub struct SpaceView {
     /// Free blocks by the length of their run: element *i* counts those in runs of 2^*i* to
     /// 2^(*i*+1) − 1 blocks.
     pub free_blocks_by_run: Vec<u64>,
-    /// Percent, by OpenZFS's table of 2019; `None` where nothing is free.
+    /// Percent, by OpenZFS's table of 2019, with blocks that are freed and not yet allocatable:
+    /// those of txgs in the log, on a pool that is not mounted. `None` where nothing is free.
     pub fragmentation: Option<u64>,
     /// Metaslabs with changes, and partitions with edits, that only the log has.
     pub dirty_metaslabs: u64,
@@ -372,13 +373,15 @@ pub struct MetaslabView {
 pub fn space(pool: &Pool) -> SpaceView {
     let figures = pool.space();
     let map = pool.space_map();
-    let mut free_runs = FreeRuns::default();
+    let (mut free_runs, mut fragments) = (FreeRuns::default(), FreeRuns::default());
     let mut view = |id: copyhold_space::MetaslabId| {
         let runs = map.allocated_runs(id);
         let free: Vec<u32> = map.free_runs(id).iter().map(|run| run.blocks).collect();
-        let mut runs_here = FreeRuns::default();
-        free.iter().for_each(|&blocks| runs_here.add(blocks));
-        free_runs.join(&runs_here);
+        free.iter().for_each(|&blocks| free_runs.add(blocks));
+        let mut fragments_here = FreeRuns::default();
+        let runs_to_be = map.free_and_freeing_runs(id);
+        runs_to_be.iter().for_each(|run| fragments_here.add(run.blocks));
+        fragments.join(&fragments_here);
         MetaslabView {
             device: id.device.0,
             metaslab: id.index,
@@ -386,7 +389,7 @@ pub fn space(pool: &Pool) -> SpaceView {
             allocated_runs: runs.len(),
             free_runs: free.len(),
             longest_free_blocks: free.iter().copied().max().map_or(0, u64::from),
-            fragmentation: runs_here.fragmentation(),
+            fragmentation: fragments_here.fragmentation(),
             oldest_pin: map.metaslab(id).and_then(|info| info.oldest_pin).map(Txg::get),
         }
     };
@@ -411,7 +414,7 @@ pub fn space(pool: &Pool) -> SpaceView {
             .max()
             .unwrap_or(0),
         free_blocks_by_run: free_runs.blocks_by_class().to_vec(),
-        fragmentation: free_runs.fragmentation(),
+        fragmentation: fragments.fragmentation(),
         dirty_metaslabs: flush.metaslabs.0,
         dirty_partitions: flush.partitions,
         log: flush.rows.iter().map(log_row).collect(),

@@ -2,6 +2,7 @@
 
 use copyhold_types::{NodePtr, Run, Txg};
 
+use crate::bits::Bits;
 use crate::layout::MetaslabId;
 use crate::space::Space;
 
@@ -59,6 +60,18 @@ impl Space {
         let metaslab = &self.shared.metaslabs[index];
         let state = metaslab.lock();
         state.logged.runs().map(|(first, blocks)| metaslab.run(first, blocks)).collect()
+    }
+
+    /// The runs of a metaslab that can be allocated now or when the txgs that freed their blocks
+    /// permit it, in order: for figures of fragmentation.
+    pub fn free_and_freeing_runs(&self, id: MetaslabId) -> Vec<Run> {
+        let Some(index) = self.shared.geometry.index_of(id) else { return Vec::new() };
+        let metaslab = &self.shared.metaslabs[index];
+        let state = metaslab.lock();
+        let mut bits = Bits::new(metaslab.blocks());
+        let freeing = state.deferred.values().flatten().map(|run| (run.0, run.1));
+        state.free.runs().chain(freeing).for_each(|(first, blocks)| bits.set(first, blocks));
+        bits.runs().map(|(first, blocks)| metaslab.run(first, blocks)).collect()
     }
 
     /// The runs of a metaslab that can be allocated now, in order: without blocks that lanes hold,

@@ -34,6 +34,17 @@ impl Flushes {
         })
     }
 
+    /// Units that were flushed in each stretch between two of these moments: the mean and the most.
+    pub(super) fn units_between(moments: &[Flushes], variant: &str) -> Vec<Sample> {
+        let stretches = moments.windows(2).map(|pair| (pair[1].units - pair[0].units) as f64);
+        let Some(most) = stretches.clone().reduce(f64::max) else { return Vec::new() };
+        let mean = stretches.sum::<f64>() / (moments.len() - 1) as f64;
+        vec![
+            Sample::new(variant, "units_per_txg_mean", "units", mean),
+            Sample::new(variant, "units_per_txg_most", "units", most),
+        ]
+    }
+
     /// The units of a commit, the mean since `before` and the most since the mount, and the passes
     /// of a txg. Where changes of space are logged, the commit is the only pass.
     pub(super) fn samples(&self, before: &Flushes, variant: &str) -> Vec<Sample> {
@@ -96,6 +107,17 @@ mod tests {
         assert_eq!(after.samples(&before, "x"), expected);
         assert_eq!(after.samples(&after, "x"), []);
         assert_eq!(Flushes::of_info(&info("{}")), None);
+    }
+
+    #[test]
+    fn units_of_each_txg_have_a_mean_and_a_most() {
+        let moments = [10, 12, 20, 21].map(|units| Flushes { units, ..Flushes::default() });
+        let expected = [
+            Sample::new("x", "units_per_txg_mean", "units", 11.0 / 3.0),
+            Sample::new("x", "units_per_txg_most", "units", 8.0),
+        ];
+        assert_eq!(Flushes::units_between(&moments, "x"), expected);
+        assert_eq!(Flushes::units_between(&moments[..1], "x"), []);
     }
 
     #[test]

@@ -49,10 +49,7 @@ struct Moment {
 
 impl Moment {
     fn now(target: &Target<'_>) -> Result<Moment, BenchError> {
-        let flushes = match target.kind() {
-            Kind::Copyhold => Flushes::of_info(&target.info()?),
-            _ => None,
-        };
+        let flushes = flushes(target)?;
         let (traffic, device) = (target.traffic()?, target.traffic_of_device()?);
         Ok(Moment { traffic, device, flushes })
     }
@@ -75,6 +72,14 @@ impl Moment {
             samples.extend(after.samples(before, variant));
         }
         Ok(samples)
+    }
+}
+
+/// Counters of the flusher, of a filesystem that has one.
+fn flushes(target: &Target<'_>) -> Result<Option<Flushes>, BenchError> {
+    match target.kind() {
+        Kind::Copyhold => Ok(Flushes::of_info(&target.info()?)),
+        _ => Ok(None),
     }
 }
 
@@ -148,14 +153,17 @@ impl Load {
         target.sync()?;
         let before = Moment::now(target)?;
         let (mut ops, mut syncs) = (0, Vec::new());
+        let mut moments = Vec::from_iter(before.flushes);
         for _ in 0..self.txgs {
             interrupt.check()?;
             ops += records.overwrite(Bounds::ops(self.ops_per_txg))?.ops();
             let began = Instant::now();
             target.sync()?;
             syncs.push(began.elapsed());
+            moments.extend(flushes(target)?);
         }
         let mut samples = times_of_syncs(variant, syncs);
+        samples.extend(Flushes::units_between(&moments, variant));
         samples.extend(before.samples(target, variant, ops, ("per txg", self.txgs.into()))?);
         Ok(samples)
     }

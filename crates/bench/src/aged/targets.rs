@@ -18,7 +18,7 @@ const MAP_WRITES: Bound = Bound::AtMost(0.02);
 const IOPS: Bound = Bound::AtLeast(1.4);
 /// The same beside a kernel filesystem.
 const IOPS_OF_PEERS: Bound = Bound::AtLeast(1.0);
-/// Units of the largest commit, beside the mean.
+/// Units of the txg with most, beside the mean.
 const UNITS: Bound = Bound::AtMost(3.0);
 /// Times of a writer, with even flushes and with thresholds.
 const P99: Bound = Bound::AtMost(1.0);
@@ -50,8 +50,10 @@ pub(super) fn judgements(medians: Medians<'_>) -> Vec<Judgement> {
         let value = ratio(ours(Arm::DEFAULT, metric), ours(other, metric));
         judge(format!("{metric}.to.{other}"), value, bound);
     }
-    let units = |name: &str| ours(Arm::DEFAULT, &format!("free.loop.units_{name}"));
-    judge("units.most_to_mean".to_owned(), ratio(units("most"), units("mean")), Some(UNITS));
+    for (arm, bound) in [(Arm::DEFAULT, Some(UNITS)), (THRESHOLD, None)] {
+        let units = |name: &str| ours(arm, &format!("free.txg.units_per_txg_{name}"));
+        judge(format!("units.most_to_mean.{arm}"), ratio(units("most"), units("mean")), bound);
+    }
     for peer in [Kind::Btrfs, Kind::Ext4, Kind::Xfs] {
         for (setting, bound) in [("limited", Some(IOPS_OF_PEERS)), ("free", None)] {
             let metric = format!("{setting}.loop.durable_iops");
@@ -81,8 +83,8 @@ mod tests {
             (Kind::Copyhold, "spacelog=off.free.txg.writes.map") => Some(2000.0),
             (Kind::Copyhold, "default.limited.loop.durable_iops") => Some(1500.0),
             (Kind::Copyhold, "spacelog=off.limited.loop.durable_iops") => Some(1000.0),
-            (Kind::Copyhold, "default.free.loop.units_most") => Some(8.0),
-            (Kind::Copyhold, "default.free.loop.units_mean") => Some(2.0),
+            (Kind::Copyhold, "default.free.txg.units_per_txg_most") => Some(8.0),
+            (Kind::Copyhold, "default.free.txg.units_per_txg_mean") => Some(2.0),
             (Kind::Ext4, "default.limited.loop.durable_iops") => Some(2000.0),
             _ => None,
         };
@@ -92,7 +94,7 @@ mod tests {
             of("one_pass", 1.0, ONE_PASS),
             of("free.txg.writes.map.to.spacelog=off", 0.01, MAP_WRITES),
             of("limited.loop.durable_iops.to.spacelog=off", 1.5, IOPS),
-            of("units.most_to_mean", 4.0, UNITS),
+            of("units.most_to_mean.default", 4.0, UNITS),
             of("limited.loop.durable_iops.to.ext4", 0.75, IOPS_OF_PEERS),
         ];
         assert_eq!(judgements(&medians), expected);

@@ -25,6 +25,10 @@ fn views_show_what_is_there() {
     assert_eq!(space.free_blocks_by_run.iter().sum::<u64>(), space.free_blocks);
     let class = space.longest_free_blocks.ilog2() as usize;
     assert_eq!(class + 1, space.free_blocks_by_run.len(), "the longest run is in the last class");
+    let map = pool.space_map();
+    let unallocated = map.metaslabs().flat_map(|id| map.free_and_freeing_runs(id));
+    let unallocated: u64 = unallocated.map(|run| u64::from(run.blocks)).sum();
+    assert_eq!(unallocated, space.free_blocks + space.freeing_blocks);
     let parts = space.metaslabs.iter().filter_map(|metaslab| metaslab.fragmentation);
     let (least, most) = (parts.clone().min(), parts.max());
     assert!((least..=most).contains(&space.fragmentation), "{:?}", space.fragmentation);
