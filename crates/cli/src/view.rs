@@ -1,7 +1,8 @@
 //! JSON as text for people: all values of `--json` are shown, so neither form lacks one.
 //!
-//! Scalars become aligned pairs; an object of objects, or an array of them, becomes a table. A
-//! number of bytes is a field whose name ends in `bytes`.
+//! Scalars become aligned pairs; an object of objects, or an array of them, becomes a table. Any
+//! other object is a section of its own: its name, then its fields in the same way. A number of
+//! bytes is a field whose name ends in `bytes`.
 
 use serde_json::{Map, Value};
 
@@ -11,29 +12,52 @@ use crate::size::Size;
 /// The text for an object.
 pub(crate) fn text(value: &Value) -> String {
     let Value::Object(fields) = value else { return format!("{value}\n") };
-    let is_scalar = |value: &Value| match value {
-        Value::Object(_) => false,
-        Value::Array(items) => !items.iter().any(Value::is_object),
-        _ => true,
-    };
+    section("", fields)
+}
+
+/// The fields of an object. `title`: its name, behind the names of the objects that it is in.
+fn section(title: &str, fields: &Map<String, Value>) -> String {
     let scalars = || fields.iter().filter(|(_, value)| is_scalar(value));
     let width = scalars().map(|(name, _)| heading(name).len()).max().unwrap_or_default();
-    let mut text = String::new();
+    let mut text = match title {
+        "" => String::new(),
+        title => format!("{}\n", heading(title)),
+    };
     for (name, value) in scalars() {
         text += &format!("{:width$}  {}\n", heading(name), cell(name, value));
     }
     for (name, value) in fields {
-        let rows = match value {
-            Value::Object(rows) => named_rows(name, rows),
-            Value::Array(rows) => rows_text(rows),
+        let title = format!("{title} {name}");
+        let part = match value {
+            Value::Object(rows) if rows.values().all(Value::is_object) => {
+                named_rows(title.trim_start(), rows)
+            }
+            Value::Object(fields) => section(title.trim_start(), fields),
+            Value::Array(rows) if !is_scalar(value) => titled(title.trim_start(), rows),
             _ => continue,
         };
-        if !text.is_empty() && !rows.is_empty() {
+        if !text.is_empty() && !part.is_empty() {
             text.push('\n');
         }
-        text += &rows;
+        text += &part;
     }
     text
+}
+
+fn is_scalar(value: &Value) -> bool {
+    match value {
+        Value::Object(_) => false,
+        Value::Array(items) => !items.iter().any(Value::is_object),
+        _ => true,
+    }
+}
+
+/// Rows without names, under `title` if they are in an object that has one.
+fn titled(title: &str, rows: &[Value]) -> String {
+    match title.contains(' ') {
+        true => format!("{}\n{}", heading(title), rows_text(rows)),
+        false => rows_text(rows),
+    }
 }
 
 /// Rows that have a name, under `title`.
@@ -101,6 +125,13 @@ mod tests {
             "log_at": [64, 900],
             "counters": { "data": { "writes": 3, "written_bytes": 8192 } },
             "batches": [{ "txg": 7, "state": "good" }],
+            "flush": {
+                "policy": "even",
+                "delta_bytes": [4096, 8192],
+                "stock": null,
+                "replay": { "edits": 5 },
+                "rows": [{ "last_txg": 4, "blocks": 2 }],
+            },
         }));
         assert!(shown.contains("size       10.0 GiB\n"), "{shown}");
         assert!(shown.contains("read only  -\n"), "{shown}");
@@ -110,5 +141,9 @@ mod tests {
             "{shown}"
         );
         assert!(shown.contains("txg  state\n  7  good\n"), "{shown}");
+        let flush = "\nflush\npolicy  even\ndelta   4.0 KiB, 8.0 KiB\nstock   -\n";
+        assert!(shown.contains(flush), "{shown}");
+        assert!(shown.contains("\nflush replay\nedits  5\n"), "{shown}");
+        assert!(shown.contains("\nflush rows\nlast txg  blocks\n       4       2\n"), "{shown}");
     }
 }
