@@ -135,7 +135,7 @@ impl FileDevice {
     }
 
     /// Writes zeros, so that later writes there neither need space of the host (rule R32) nor
-    /// its allocator (P6). Not flushed.
+    /// its allocator (P6). Not flushed. Also after an error, no write is in flight any more.
     pub fn preallocate(
         &self,
         block: u64,
@@ -146,21 +146,25 @@ impl FileDevice {
             let zeros = Buf::zeroed(PREALLOCATE_BLOCKS.min(blocks) as usize);
             let end = block.saturating_add(blocks);
             let mut in_flight = std::collections::VecDeque::new();
+            let mut written = Ok(());
             for at in (block..end).step_by(PREALLOCATE_BLOCKS as usize) {
                 if in_flight.len() == PREALLOCATE_DEPTH
                     && let Some(oldest) = in_flight.pop_front()
                 {
                     let oldest: BoxFuture<'static, Result<(), DeviceError>> = oldest;
-                    oldest.await?;
+                    written = oldest.await;
+                }
+                if written.is_err() {
+                    break;
                 }
                 let left = (end - at).min(PREALLOCATE_BLOCKS) as usize;
                 let data = if left == zeros.blocks() { zeros.clone() } else { Buf::zeroed(left) };
                 in_flight.push_back(self.write(at, data.into(), why));
             }
             for write in in_flight {
-                write.await?;
+                written = written.and(write.await);
             }
-            Ok(())
+            written
         })
     }
 

@@ -6,14 +6,20 @@
 mod common;
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::{Receiver, channel};
 
 use copyhold_device::file::probe_signature;
 use copyhold_device::{Device, DeviceError, FileDevice, OpenMode};
-use copyhold_runtime::{Executors, Reactor};
+use copyhold_runtime::{Completion, Executors, Op, Reactor};
 use copyhold_types::{Buf, Bufs, DeviceId, Purpose};
+use futures_util::FutureExt;
+use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use common::{Loop, run};
@@ -362,4 +368,83 @@ fn what_other_programs_make_is_recognised() {
             assert_eq!(probe_signature(&path).unwrap(), Some(what), "{program}");
         }
     }
+}
+
+/// The growth is refused, and the file stays as it is: a longer one would have zeros for data.
+#[test]
+fn a_file_that_was_cut_does_not_grow() {
+    on_each(|executors, reactor| {
+        let (_dir, path) = pool_file();
+        let device = create(&reactor, &path);
+        let cut = 8 * MIB + 100;
+        File::options().write(true).open(&path).unwrap().set_len(cut).unwrap();
+        let blocks = 20 * MIB / 4096;
+        let refused = executors.block_on(device.grow(blocks, blocks - 64..blocks));
+        assert!(matches!(refused, Err(DeviceError::Shrunk { .. })), "{refused:?}");
+        assert_eq!(fs::metadata(&path).unwrap().len(), cut);
+        assert_eq!(device.geometry().blocks, 16 * MIB / 4096);
+    });
+}
+
+/// Refuses the first write, and carries out the others when they are let go.
+struct Held {
+    below: Arc<dyn Reactor>,
+    writes: AtomicUsize,
+    ended: Arc<AtomicUsize>,
+    /// One message lets one write go.
+    gate: Arc<Mutex<Receiver<()>>>,
+}
+
+impl Reactor for Held {
+    fn submit(&self, op: Op) -> Completion {
+        let Op::Write { .. } = op else { return self.below.submit(op) };
+        let is_first = self.writes.fetch_add(1, SeqCst) == 0;
+        let (ended, gate) = (self.ended.clone(), self.gate.clone());
+        self.below.submit(Op::Blocking(Box::new(move || {
+            if is_first {
+                return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+            }
+            gate.lock().recv().unwrap();
+            ended.fetch_add(1, SeqCst);
+            Ok(())
+        })))
+    }
+}
+
+/// Zeros that come later would be written over data: LENGTH-L3.
+#[test]
+fn a_growth_that_fails_waits_for_its_writes() {
+    on_each(|executors, below| {
+        let (_dir, path) = pool_file();
+        let (go, gate) = channel();
+        let held = Arc::new(Held {
+            below,
+            writes: AtomicUsize::new(0),
+            ended: Arc::default(),
+            gate: Arc::new(Mutex::new(gate)),
+        });
+        let device = create(&(held.clone() as Arc<dyn Reactor>), &path);
+        let (before, blocks) = (16 * MIB / 4096, 32 * MIB / 4096);
+        let mut growth = device.grow(blocks, before..blocks);
+        let refused = executors.block_on(async move {
+            // The others are let go when the first one has failed, and the growth still waits.
+            for round in 0..1000 {
+                if let Some(early) = growth.as_mut().now_or_never() {
+                    return early;
+                }
+                let nothing = Op::Blocking(Box::new(|| Ok(())));
+                held.below.submit(nothing).await.result.unwrap();
+                if round == 999 {
+                    (0..16).for_each(|_| go.send(()).unwrap());
+                }
+            }
+            let refused = growth.await;
+            let (ended, writes) = (held.ended.load(SeqCst), held.writes.load(SeqCst));
+            assert_eq!((ended + 1, ended > 0), (writes, true), "all writes have ended");
+            refused
+        });
+        assert!(matches!(&refused, Err(error) if error.is_host_full()), "{refused:?}");
+        assert_eq!(fs::metadata(&path).unwrap().len(), 16 * MIB);
+        assert_eq!(device.geometry().blocks, before);
+    });
 }

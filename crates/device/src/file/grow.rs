@@ -6,7 +6,9 @@
 //!           an error, a file gets its old length again.
 //!
 //! LENGTH-L1  Requests reach the new blocks only when all steps have succeeded.
-//! LENGTH-L2  A file never becomes shorter than it was at the call.
+//! LENGTH-L2  A file never becomes shorter than it was at the call. One that has been cut since it
+//!            was opened stays as it is: it would get holes in the place of data.
+//! LENGTH-L3  After an error, no zeros are on their way any more.
 
 use std::io;
 use std::ops::Range;
@@ -24,19 +26,26 @@ use crate::{DeviceError, IoError};
 impl FileDevice {
     /// Blocks of the file or device at this moment.
     pub(super) fn measured(&self) -> Result<u64, DeviceError> {
+        Ok(self.measured_bytes()? / BLOCK_BYTES as u64)
+    }
+
+    fn measured_bytes(&self) -> Result<u64, DeviceError> {
         let found = self
             .file()
             .and_then(|fd| length(&fd, self.is_block_device).map_err(|error| io_error(&error)));
         let name = || self.shared.name.clone();
-        let found = found.map_err(|source| DeviceError::Open { name: name(), source })?;
-        Ok(found / BLOCK_BYTES as u64)
+        found.map_err(|source| DeviceError::Open { name: name(), source })
     }
 
     /// See `Device::grow`.
     pub(super) async fn lengthen(&self, blocks: u64, room: Range<u64>) -> Result<(), DeviceError> {
-        let (before, found) = (self.shared.blocks.load(Relaxed), self.measured()?);
+        let (before, found) = (self.shared.blocks.load(Relaxed), self.measured_bytes()?);
+        if found < bytes(before) {
+            return Err(DeviceError::Shrunk { name: self.shared.name.clone(), end: before });
+        }
         let failed = |source| DeviceError::Grow { name: self.shared.name.clone(), blocks, source };
-        if self.is_block_device && found < blocks {
+        if self.is_block_device && found < bytes(blocks) {
+            let found = found / BLOCK_BYTES as u64;
             return Err(DeviceError::Short { name: self.shared.name.clone(), found });
         }
         if !self.is_block_device {
@@ -47,8 +56,8 @@ impl FileDevice {
         let zeros = self.preallocate(room.start, room.end - room.start, Purpose::Data).await;
         let Err(error) = zeros else { return Ok(()) };
         self.shared.blocks.store(before, Relaxed); // LENGTH-L1
-        if !self.is_block_device && found < blocks {
-            self.on_file(move |fd| Ok(ftruncate(&*fd, bytes(found))?)).await.map_err(failed)?;
+        if !self.is_block_device && found < bytes(blocks) {
+            self.on_file(move |fd| Ok(ftruncate(&*fd, found)?)).await.map_err(failed)?;
         }
         Err(error)
     }
@@ -71,9 +80,9 @@ fn length(fd: &Locked, is_block_device: bool) -> io::Result<u64> {
     }
 }
 
-/// Gives a file of `found` blocks its new length, and allocates `room`.
+/// Gives a file of `found` bytes its new length, and allocates `room`.
 fn extend(fd: &Locked, found: u64, blocks: u64, room: Range<u64>) -> io::Result<()> {
-    if found < blocks {
+    if found < bytes(blocks) {
         ftruncate(fd, bytes(blocks))?;
     }
     let (at, len) = (bytes(room.start), bytes(room.end - room.start));
@@ -82,8 +91,8 @@ fn extend(fd: &Locked, found: u64, blocks: u64, room: Range<u64>) -> io::Result<
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
         allocated => allocated,
     };
-    if allocated.is_err() && found < blocks {
-        ftruncate(fd, bytes(found))?; // LENGTH-L2
+    if allocated.is_err() && found < bytes(blocks) {
+        ftruncate(fd, found)?; // LENGTH-L2
     }
     Ok(allocated?)
 }
