@@ -65,9 +65,12 @@ impl Resize {
             }
             Err(_) => {
                 let pool = Pool::open(&self.target, OpenOptions::default())?;
-                let grown = pool.grow(self.size.0.into())?;
-                pool.close()?;
-                grown.into()
+                let grown = pool.grow(self.size.0.into());
+                let closed = pool.close();
+                let resized: Resized = grown?.into();
+                // The growth is durable, also if the end of its use fails.
+                report.show(&resized, || self.text(&resized))?;
+                return Ok(closed?);
             }
         };
         report.show(&resized, || self.text(&resized))

@@ -11,7 +11,7 @@
 //! LABEL-B1  The two labels of a device differ only in their block number.
 //! LABEL-B2  Only labels and uberblocks are ever written to the label areas.
 
-use copyhold_types::{BLOCK_BYTES, DeviceId, Digest, PoolId, Timestamp};
+use copyhold_types::{BLOCK_BYTES, BlockAddr, DeviceId, Digest, PoolId, Timestamp};
 use zerocopy::little_endian::{I64, U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -30,6 +30,8 @@ pub const RING_SLOTS: u64 = 32;
 /// Most bytes of a leaf: a list has room for its blocks, were each a fragment.
 pub const NODE_BYTES_MAX: u32 = 512 << 10;
 const _: () = assert!(NODE_BYTES_MAX as usize / BLOCK_BYTES <= FRAGMENTS_MAX);
+/// Most metaslabs of a pool: each takes memory and a descriptor, even if it is empty.
+pub const METASLABS_MAX: u64 = 1 << 18;
 /// Longest name of a pool, in bytes.
 pub const NAME_MAX: usize = 64;
 
@@ -112,7 +114,7 @@ pub struct Label {
     pub generation: u64,
     pub features: Features,
     pub created: Timestamp,
-    /// Size of the device in blocks when it joined the pool.
+    /// Blocks of the pool. The device may have more.
     pub blocks: u64,
     /// First blocks of the two copies of the log ring.
     pub log: [u64; 2],
@@ -279,6 +281,9 @@ impl Label {
         {
             return Err(bad("metaslab blocks", self.metaslab_blocks));
         }
+        if self.blocks > self.blocks_max() {
+            return Err(bad("blocks", self.blocks));
+        }
         let node = u64::from(self.node_bytes);
         if !(BLOCK_BYTES as u64..=NODE_BYTES_MAX.into()).contains(&node) || !node.is_power_of_two()
         {
@@ -294,6 +299,11 @@ impl Label {
             return Err(bad("created", self.created.nanos.into()));
         }
         Ok(())
+    }
+
+    /// The most blocks of a pool with metaslabs of this size.
+    pub fn blocks_max(&self) -> u64 {
+        (METASLABS_MAX * self.metaslab_blocks).min(BlockAddr::MAX_BLOCK)
     }
 
     /// Of a pool that needs this namespace, and with the feature that says so.
@@ -373,12 +383,21 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_may_have_as_many_metaslabs_as_there_may_be() {
+        let mut label = label();
+        label.blocks = METASLABS_MAX * label.metaslab_blocks;
+        assert_eq!(Label::parse(&label.encode()).unwrap(), label);
+    }
+
+    #[test]
     fn impossible_geometry_is_refused_although_the_digest_is_right() {
         for break_it in [
             |l: &mut Label| l.blocks = 10,
             |l: &mut Label| l.log = [64, 65],
             |l: &mut Label| l.log[1] = u64::MAX,
             |l: &mut Label| l.metaslab_blocks = 100,
+            |l: &mut Label| l.blocks = METASLABS_MAX * l.metaslab_blocks + 1,
+            |l: &mut Label| (l.blocks, l.metaslab_blocks) = (u64::MAX, 1 << 22),
             |l: &mut Label| l.node_bytes = 12,
             |l: &mut Label| l.node_bytes = 2 * NODE_BYTES_MAX,
             |l: &mut Label| l.partition_leaves = 0,

@@ -8,7 +8,7 @@
 //! MEMORY-M1  All shares, with the fixed memory and the memory that the allocator may retain, are
 //!            within the budget.
 
-use copyhold_types::BLOCK_BYTES;
+use copyhold_types::{BLOCK_BYTES, BlockAddr};
 
 const MIB: u64 = 1 << 20;
 
@@ -60,6 +60,8 @@ pub struct Shares {
     pub lookups: u64,
     pub names: u64,
     pub nodes: u64,
+    /// The blocks of the largest pool for which the same choices are no error.
+    pub blocks_max: u64,
 }
 
 /// A budget that cannot be kept.
@@ -74,6 +76,17 @@ pub enum SharesError {
 impl Shares {
     /// `budget`: the user's choice, or one that suits the machine. `delta`: the user's choice.
     pub fn of(
+        budget: Option<u64>,
+        delta: Option<u64>,
+        pool_blocks: u64,
+        machine: AvailableMemory,
+    ) -> Result<Shares, SharesError> {
+        let of = |blocks| Shares::of_size(budget, delta, blocks, machine);
+        let shares = of(pool_blocks)?;
+        Ok(Shares { blocks_max: largest(pool_blocks, |blocks| of(blocks).is_ok()), ..shares })
+    }
+
+    fn of_size(
         budget: Option<u64>,
         delta: Option<u64>,
         pool_blocks: u64,
@@ -108,6 +121,7 @@ impl Shares {
             lookups: rest / 16,
             names: 0,
             nodes: 0,
+            blocks_max: 0,
         };
         let Shares { requests, dirty, delta, inodes, lookups, .. } = shares;
         let left = rest - (requests + dirty + inodes + lookups);
@@ -157,6 +171,16 @@ impl Shares {
     pub fn lookups_max(&self) -> u64 {
         self.lookups / LOOKUP_BYTES
     }
+}
+
+/// The largest number of blocks that `fits`, as `least` does, and all below.
+fn largest(least: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    let (mut fitting, mut beyond) = (least, BlockAddr::MAX_BLOCK.max(least) + 1);
+    while beyond - fitting > 1 {
+        let between = fitting.midpoint(beyond);
+        *(if fits(between) { &mut fitting } else { &mut beyond }) = between;
+    }
+    fitting
 }
 
 /// Two bits for each block, and a little for each MiB.
@@ -252,6 +276,17 @@ mod tests {
         for group in [189, 64, 1] {
             assert_eq!(of(Some(group)), (least, Some(group * MIB)), "{group}");
         }
+    }
+
+    #[test]
+    fn the_largest_pool_of_a_budget_fits_and_no_larger_one() {
+        for (mib, delta) in [(128, None), (256, Some(20 * MIB))] {
+            let most = of(mib * MIB, delta).unwrap().blocks_max;
+            let of = |blocks| Shares::of(Some(mib * MIB), delta, blocks, MACHINE);
+            assert!(of(most).is_ok() && of(most + 1).is_err(), "{mib}: {most}");
+        }
+        let by_default = Shares::of(None, None, POOL, MACHINE).unwrap();
+        assert_eq!(by_default.blocks_max, BlockAddr::MAX_BLOCK);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use copyhold_types::{Buf, PoolId, Purpose};
+use copyhold_types::{BLOCK_BYTES, Buf, PoolId, Purpose};
 
 /// Shape of a new pool. `None` and 0 choose by the size of the device.
 #[derive(Clone, Debug, Default)]
@@ -110,6 +110,9 @@ pub struct Limits {
     /// Most allocated runs, and most freed runs, that one transaction logs again for a metaslab
     /// whose map cannot be read (R28).
     pub carried_runs: usize,
+    /// The largest size that the pool may be given while it is open: more would exceed the budget
+    /// of memory.
+    pub blocks_max: u64,
     /// The rule that is broken on purpose, for tests of the simulation.
     #[cfg(feature = "sabotage")]
     pub sabotage: Option<crate::Sabotage>,
@@ -177,6 +180,7 @@ impl Default for Limits {
             tail_verify_bytes: 64 << 20,
             handover_edits: crate::Transaction::MAX_EDITS,
             carried_runs: crate::Transaction::MAX_EDITS / 2,
+            blocks_max: u64::MAX / BLOCK_BYTES as u64,
             #[cfg(feature = "sabotage")]
             sabotage: None,
             #[cfg(feature = "sabotage")]

@@ -21,8 +21,11 @@
 //!          that is whole.
 //! GROW-G2  A mount that writes makes labels of an interrupted growth good: in the old size, the
 //!          label at the new end becomes a copy of the first (`labels`).
-//! GROW-G3  If a label cannot be written, it is unknown which size a mount would find. The pool
-//!          stops, as after a failed write of the log.
+//! GROW-G3  If the first label cannot be written, it is unknown which size a mount would find. The
+//!          pool stops, as after a failed write of the log. Before, an error changes nothing: the
+//!          first label is as it was, and the copy at the end of the device is written again.
+//! GROW-G4  A size that this program cannot open, or not within its budget of memory, is refused
+//!          before anything becomes longer.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,10 +33,10 @@ use std::sync::Arc;
 use copyhold_device::DynDevice;
 use copyhold_format::label::{AREA_BLOCKS, Label};
 use copyhold_runtime::finishing;
-use copyhold_types::{BLOCK_BYTES, BlockAddr};
+use copyhold_types::BLOCK_BYTES;
 
 use crate::group::Lead;
-use crate::labels::{places, write_label};
+use crate::labels::{copy_at, places, repair_copy, write_label};
 use crate::{Pool, PoolError, Sabotage, uberblocks};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -64,8 +67,18 @@ pub enum GrowProblem {
     Smaller { before: u64, wanted: u64 },
     #[error("{wanted} bytes are no multiple of 4096")]
     NoMultiple { wanted: u64 },
-    #[error("a pool has at most {most} bytes")]
-    TooLarge { most: u64 },
+    #[error(
+        "a pool with metaslabs of {metaslab} bytes has at most {most} bytes: make a new pool, \
+         mount both, and copy the files"
+    )]
+    TooLarge { metaslab: u64, most: u64 },
+    #[error(
+        "the budget of memory is enough for a pool of {most} bytes: mount it with a larger budget \
+         before"
+    )]
+    OverBudget { most: u64 },
+    #[error("the pool becomes larger already")]
+    Busy,
     #[error(
         "the pool has {before} bytes, and grows by 256 KiB or more: the labels at its end must not \
          overlap"
@@ -93,28 +106,63 @@ pub async fn grow(pool: &Arc<Pool>, to: NewSize) -> Result<Grown, PoolError> {
     let growing = pool.clone();
     // If the caller is cancelled, the growth ends all the same.
     let grown = finishing(pool.runtime(), async move {
-        let _changing = growing.label.changing.lock().await;
+        let device = growing.devices.home().clone();
+        let name = device.geometry().name;
+        let refused = |problem| PoolError::Grow { name: name.clone(), problem };
+        let alone = growing.label.growing.try_lock().ok_or_else(|| refused(GrowProblem::Busy))?;
         growing.check_writable()?;
         let old = growing.label.now();
-        let device = growing.devices.home().clone();
         let size = device.measure()?;
-        let refused = |problem| PoolError::Grow { name: device.geometry().name, problem };
-        let blocks = wanted(&device, &old, size, to).map_err(refused)?;
-        if blocks > old.blocks {
-            let new = Label { blocks, generation: old.generation + 1, ..old.clone() };
-            let room = if old.features.preallocated() { old.blocks } else { blocks - AREA_BLOCKS };
-            device.grow(blocks.max(size), room..blocks).await?;
-            use_longer(&growing, &old, &new).await?;
+        if size < old.blocks {
+            return Err(PoolError::Shrunk { name, wanted: old.blocks, found: size });
         }
+        let budget = growing.limits.blocks_max;
+        let blocks = wanted(&device, &old, size, to, budget).map_err(refused)?;
+        if blocks > old.blocks {
+            let longer = lengthen(&growing, &old, blocks, size).await;
+            if longer.is_err() {
+                put_copy_back(&growing).await;
+            }
+            longer?;
+        }
+        drop(alone);
         Ok(Grown { before: old.blocks * BLOCK, now: blocks * BLOCK })
     });
     grown.await
 }
 
-/// The blocks of a pool in its new size.
-fn wanted(device: &DynDevice, label: &Label, size: u64, to: NewSize) -> Result<u64, GrowProblem> {
+/// Makes the device of `size` blocks longer, then the pool.
+async fn lengthen(pool: &Arc<Pool>, old: &Label, blocks: u64, size: u64) -> Result<(), PoolError> {
+    let room = if old.features.preallocated() { old.blocks } else { blocks - AREA_BLOCKS };
+    pool.devices.home().grow(blocks.max(size), room..blocks).await?;
+    let _changing = pool.label.changing.lock().await;
+    // Features may have come while blocks were allocated.
+    let old = pool.label.now();
+    let new = Label { blocks, generation: old.generation + 1, ..old.clone() };
+    use_longer(pool, &old, &new).await
+}
+
+/// After an error: the end of the device leads to the pool again.
+async fn put_copy_back(pool: &Pool) {
+    let _changing = pool.label.changing.lock().await;
+    if pool.check_writable().is_err() {
+        return; // GROW-G3
+    }
+    if let Err(error) = repair_copy(pool.devices.home(), &pool.label.now()).await {
+        tracing::error!("the next mount that writes repairs the copy of the label: {error}");
+    }
+}
+
+/// The blocks of a pool in its new size. The budget of memory is enough for `budget` blocks.
+fn wanted(
+    device: &DynDevice,
+    label: &Label,
+    size: u64,
+    to: NewSize,
+    budget: u64,
+) -> Result<u64, GrowProblem> {
     let before = label.blocks * BLOCK;
-    let most = BlockAddr::MAX_BLOCK * BLOCK;
+    let most = label.blocks_max() * BLOCK;
     let wanted = match to {
         NewSize::To(bytes) => bytes,
         NewSize::By(bytes) => before.saturating_add(bytes),
@@ -128,7 +176,10 @@ fn wanted(device: &DynDevice, label: &Label, size: u64, to: NewSize) -> Result<u
         return Err(GrowProblem::NoMultiple { wanted });
     }
     if wanted > most {
-        return Err(GrowProblem::TooLarge { most });
+        return Err(GrowProblem::TooLarge { metaslab: label.metaslab_blocks * BLOCK, most });
+    }
+    if blocks > budget.max(label.blocks) {
+        return Err(GrowProblem::OverBudget { most: budget * BLOCK });
     }
     if blocks < label.blocks {
         return Err(GrowProblem::Smaller { before, wanted });
@@ -164,13 +215,18 @@ async fn use_longer(pool: &Arc<Pool>, old: &Label, new: &Label) -> Result<(), Po
 async fn write_larger(pool: &Pool, old: &Label, new: &Label) -> Result<(), PoolError> {
     let device = pool.devices.home();
     uberblocks::copy_area(device, old, new.blocks).await?;
+    if let Some(at) = copy_at(device, old)
+        && at != Label::areas(new.blocks)[1]
+    {
+        write_label(device, old, at).await?;
+    }
+    pool.flush_device().await?;
+    let ends = places(device, new).skip(1);
+    for at in ends {
+        write_label(device, new, at).await?;
+    }
     pool.flush_device().await?;
     let labelled = async {
-        let ends = places(device, new).skip(1);
-        for at in ends {
-            write_label(device, new, at).await?;
-        }
-        pool.flush_device().await?;
         write_label(device, new, 0).await?;
         pool.flush_device().await
     };

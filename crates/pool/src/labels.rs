@@ -28,6 +28,8 @@ pub struct Labels {
 #[derive(Debug)]
 pub(crate) struct OpenLabel {
     opened: Label,
+    /// Held during a growth, which may be long, for it allocates.
+    pub(crate) growing: FifoMutex,
     /// Held while the labels on the device change.
     pub(crate) changing: FifoMutex,
     /// As both labels on the device have them.
@@ -43,7 +45,8 @@ impl OpenLabel {
         let incompat = AtomicU64::new(opened.features.incompat);
         let generation = AtomicU64::new(opened.generation);
         let blocks = AtomicU64::new(opened.blocks);
-        OpenLabel { opened, changing: FifoMutex::new(), ro_compat, incompat, generation, blocks }
+        let [growing, changing] = [FifoMutex::new(), FifoMutex::new()];
+        OpenLabel { opened, growing, changing, ro_compat, incompat, generation, blocks }
     }
 
     /// As both labels on the device have it.
@@ -178,7 +181,7 @@ pub(crate) fn places(device: &DynDevice, label: &Label) -> impl Iterator<Item = 
 }
 
 /// Where the copy at the end of a device is that is larger than the pool, and has room for it.
-fn copy_at(device: &DynDevice, label: &Label) -> Option<u64> {
+pub(crate) fn copy_at(device: &DynDevice, label: &Label) -> Option<u64> {
     let size = device.geometry().blocks;
     (size >= label.blocks + AREA_BLOCKS).then(|| Label::areas(size)[1])
 }
@@ -200,13 +203,26 @@ pub(crate) async fn repair_labels(device: &DynDevice, labels: &Labels) -> Result
             write_label(device, &labels.label, at).await?;
         }
     }
-    if let Some(at) = copy_at(device, &labels.label)
-        && read_label(device, at).await.ok().as_ref() != Some(&labels.label)
-    {
-        tracing::warn!("writing the copy of the label at block {at} again");
-        write_label(device, &labels.label, at).await?;
+    repair_copy(device, &labels.label).await
+}
+
+/// A copy that cannot be written is no reason to refuse the pool, which has two labels. But a label
+/// of an interrupted growth must go: it would count if the first label were damaged.
+pub(crate) async fn repair_copy(device: &DynDevice, label: &Label) -> Result<(), PoolError> {
+    let Some(at) = copy_at(device, label) else { return Ok(()) };
+    let found = read_label(device, at).await.ok();
+    if found.as_ref() == Some(label) {
+        return Ok(());
     }
-    Ok(())
+    tracing::warn!("writing the copy of the label at block {at} again");
+    let is_later = |found: Label| found.pool == label.pool && found.generation >= label.generation;
+    match write_label(device, label, at).await {
+        Err(error) if !found.is_some_and(is_later) => {
+            tracing::warn!("the pool has no copy of its label at the end of the device: {error}");
+            Ok(())
+        }
+        written => written,
+    }
 }
 
 /// Erases the labels by which an older pool on the first `blocks` blocks is found: the first, and

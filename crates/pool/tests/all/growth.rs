@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use copyhold_device::DeviceError;
 use copyhold_device::sim::{Fault, SimImage, Trigger};
-use copyhold_format::label::{AREA_BLOCKS, Label};
+use copyhold_format::label::{AREA_BLOCKS, Label, METASLABS_MAX};
 use copyhold_pool::{
-    BlockMode, Condition, CreateOptions, GrowProblem, Grown, LaneClass, NewSize, Pool, PoolError,
-    Tier, Transaction, grow, read_labels,
+    BlockMode, Condition, CreateOptions, GrowProblem, Grown, LaneClass, Limits, NewSize,
+    OpenOptions, Pool, PoolError, Tier, Transaction, grow, read_labels,
 };
 use copyhold_runtime::Rt;
 use copyhold_types::{Buf, Bufs, Key, Kind, Purpose, Run, TableId};
@@ -132,10 +132,12 @@ fn the_power_may_fail_at_any_request_of_a_growth() {
             let has_grown = matches!(worked, Either::Left(_));
             drop(worked);
             drop(pool);
+            // The first flush of the growth has ended.
+            let is_prepared = nth > 0;
             for seed in 0..4 {
                 let after = machine.disk.crash(seed);
                 for damaged in [None, Some(0), Some(1)] {
-                    let size = opens(&after, damaged, 3 + u64::from(has_grown));
+                    let size = opens(&after, damaged, is_prepared, 3 + u64::from(has_grown));
                     assert!(size == NEW || !has_grown, "it had grown");
                     sizes[usize::from(size == NEW)] += 1;
                 }
@@ -148,8 +150,9 @@ fn the_power_may_fail_at_any_request_of_a_growth() {
     assert!(sizes.iter().all(|count| *count > 10), "{sizes:?}");
 }
 
-/// Opens the pool with a damaged label, grows it and looks at it once more.
-fn opens(image: &SimImage, damaged: Option<usize>, items: u64) -> u64 {
+/// Opens the pool with a damaged label, grows it and looks at it once more. Of a growth that is
+/// prepared, the other label is good, wherever the power failed (GROW-G1).
+fn opens(image: &SimImage, damaged: Option<usize>, is_prepared: bool, items: u64) -> u64 {
     let mut image = image.clone();
     let first = Label::parse(&image.read_block(0));
     if let Some(area) = damaged {
@@ -159,7 +162,8 @@ fn opens(image: &SimImage, damaged: Option<usize>, items: u64) -> u64 {
     }
     let machine = Machine::on(&image);
     if let Err(error) = machine.rt.block_on(read_labels(&machine.device())) {
-        // The crash has torn one label already, or come before the first flush of the growth.
+        // The crash has come before the first flush of the growth.
+        assert!(!is_prepared, "{damaged:?}: {error}");
         let end = image.read_block(image.blocks() - AREA_BLOCKS);
         let is_torn = |block: &[u8]| Label::parse(block).is_err();
         assert!(is_torn(&image.read_block(0)) && is_torn(&end) && damaged.is_some(), "{error}");
@@ -218,7 +222,7 @@ fn first_label(machine: &Machine) -> Label {
 #[test]
 fn a_label_that_cannot_be_written_stops_the_pool_and_loses_nothing() {
     let image = old_pool();
-    for (nth, stops) in [(0, false), (1, true), (2, true)] {
+    for (nth, stops) in [(0, false), (1, false), (2, true)] {
         let machine = Machine::on(&image);
         let pool = machine.open(WRITING).unwrap();
         let write = Trigger::Write { nth, why: Some(Purpose::Label) };
@@ -231,9 +235,16 @@ fn a_label_that_cannot_be_written_stops_the_pool_and_loses_nothing() {
             assert_eq!(put(&pool, 3).await.is_err(), stops, "write {nth}");
             expect(&pool, 3).await;
         });
+        let label = pool.label();
         drop(pool);
         let after = machine.disk.image();
-        opens(&after, None, if stops { 3 } else { 4 });
+        if !stops {
+            let end = Label::parse(&after.read_block(after.blocks() - AREA_BLOCKS)).unwrap();
+            assert_eq!((end, label.blocks), (label, OLD), "the end leads to the pool again");
+        }
+        for damaged in [None, Some(0)] {
+            opens(&after, damaged, true, if stops { 3 } else { 4 });
+        }
     }
 }
 
@@ -248,14 +259,15 @@ fn sizes_that_cannot_be_are_refused_and_nothing_changes() {
     let machine = Machine::on(&image);
     let pool = machine.open(WRITING).unwrap();
     let before = OLD * BLOCK;
-    let most = copyhold_types::BlockAddr::MAX_BLOCK * BLOCK;
+    let metaslab = 1024 * BLOCK;
+    let most = METASLABS_MAX * metaslab;
     let of = |to| machine.rt.block_on(grow(&pool, to));
     for (to, wanted) in [
         (NewSize::To(before - BLOCK), GrowProblem::Smaller { before, wanted: before - BLOCK }),
         (NewSize::To(before + 1), GrowProblem::NoMultiple { wanted: before + 1 }),
         (NewSize::By(100), GrowProblem::NoMultiple { wanted: before + 100 }),
         (NewSize::By(63 * BLOCK), GrowProblem::TooLittle { before }),
-        (NewSize::To(most + BLOCK), GrowProblem::TooLarge { most }),
+        (NewSize::To(most + BLOCK), GrowProblem::TooLarge { metaslab, most }),
         (NewSize::By(u64::MAX), GrowProblem::NoMultiple { wanted: u64::MAX }),
     ] {
         let refused = of(to);
@@ -298,5 +310,41 @@ fn a_pool_may_use_a_part_of_its_longer_device() {
         }
         assert_eq!(pool.label().blocks, blocks);
         machine.rt.block_on(put(&pool, 0)).unwrap();
+    }
+}
+
+#[test]
+fn a_growth_beyond_the_budget_of_memory_is_refused() {
+    let machine = Machine::on(&old_pool());
+    let limits = Limits { blocks_max: NEW, ..Limits::default() };
+    let (rt, options) = (machine.rt.clone() as Rt, OpenOptions { limits, ..Default::default() });
+    let pool = machine.rt.block_on(Pool::open(rt, machine.device(), options)).unwrap();
+    let refused = machine.rt.block_on(grow(&pool, NewSize::To((NEW + 1) * BLOCK)));
+    let most = GrowProblem::OverBudget { most: NEW * BLOCK };
+    assert!(matches!(refused, Err(PoolError::Grow { problem, .. }) if problem == most));
+    assert_eq!(machine.disk.image().blocks(), OLD, "the device is as long as it was");
+    assert_eq!(machine.rt.block_on(grow(&pool, NewSize::To(NEW * BLOCK))).unwrap(), grown());
+}
+
+/// The host is full, and the file has a hole where the copy of the label belongs.
+#[test]
+fn a_pool_opens_although_the_copy_of_its_label_finds_no_room() {
+    let longer = Machine::on(&old_pool());
+    longer.rt.block_on(longer.device().grow(NEW, OLD..OLD)).unwrap();
+    let mut image = longer.disk.image();
+    let machine = Machine::on(&image);
+    machine.disk.set_host_free(Some(0));
+    let pool = machine.open(WRITING).unwrap();
+    machine.rt.block_on(expect(&pool, 3));
+    drop(pool);
+    // A label of an interrupted growth must not stay.
+    let later = Label { blocks: NEW, generation: 2, ..first_label(&machine) };
+    let at = NEW - AREA_BLOCKS;
+    image.corrupt(at, |block| block.copy_from_slice(&later.encode()));
+    for (nth, opens) in [(0, false), (99, true)] {
+        let machine = Machine::on(&image);
+        let write = Trigger::Write { nth, why: Some(Purpose::Label) };
+        machine.disk.arm(write, Fault::Error(5));
+        assert_eq!(machine.open(WRITING).is_ok(), opens, "write {nth}");
     }
 }
