@@ -33,8 +33,12 @@ impl<T> AppendList<T> {
         self.lists().flat_map(|list| &list.own)
     }
 
-    /// Appends items. One caller at a time.
+    /// Appends items. One caller at a time. Without items no list is added, which each look-up
+    /// would pass.
     pub(crate) fn append(&self, more: Vec<T>) {
+        if more.is_empty() {
+            return;
+        }
         let last = self.lists().last().expect("the list itself is the first");
         let appended = last.more.set(Box::new(AppendList::new(more)));
         assert!(appended.is_ok(), "one growth at a time");
@@ -51,5 +55,20 @@ impl<T> Index<usize> for AppendList<T> {
             list = list.more.get().expect("an item of the list");
         }
         &list.own[at]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_appended_list_is_found_and_an_empty_one_is_not_added() {
+        let list = AppendList::new(vec![0, 1]);
+        for more in [vec![], vec![2, 3], vec![], vec![4]] {
+            list.append(more);
+        }
+        assert!(list.iter().copied().eq(0..5) && (0..5).all(|at| list[at] == at));
+        assert_eq!(list.lists().count(), 3);
     }
 }

@@ -10,6 +10,8 @@
 //! GROWSPACE-G1  Each block that becomes free can be found by its address already: the geometry
 //!               has it before any metaslab does.
 //! GROWSPACE-G2  Blocks count as free only when metaslabs offer them (BUDGET-B1).
+//!               The reserve takes no more than these: a growth leaves each tenant the space that
+//!               it had.
 //! GROWSPACE-G3  In a metaslab that is set aside the new blocks count as allocated, as all others.
 
 use copyhold_types::{BlockAddr, Run};
@@ -55,7 +57,8 @@ impl Space {
             }
         }
         let total = shared.budget.total() + added.free + added.aside;
-        let reserve = shared.config.reserve(total).max(shared.budget.reserve_blocks());
+        let before = shared.budget.reserve_blocks();
+        let reserve = shared.config.reserve(total).clamp(before, before + added.free);
         shared.budget.grow(added.free, added.aside, reserve); // GROWSPACE-G2
     }
 

@@ -207,3 +207,21 @@ fn a_map_is_made_anew_of_what_is_allocated() {
     assert_eq!(space.allocated_runs(id), [run(100, 10), run(1000, 24)]);
     space.check();
 }
+
+#[test]
+fn a_growth_in_a_metaslab_that_is_set_aside_takes_no_space_for_the_reserve() {
+    let layout = MetaslabLayout::for_device(DeviceId(0), 4000, Some(1024));
+    let fixed = [run(0, 64), run(3936, 64)];
+    let mut restore = Restore::new(&[layout], &fixed, 1, Config::default()).unwrap();
+    restore.set_aside(MetaslabId { index: 3, ..ID }, map(3, 0xff).0).unwrap();
+    let space = restore.finish(None).unwrap();
+    let before = space.figures();
+    space.grow(4096, &[(3936, 64), (4000, 32)]);
+    let now = space.figures();
+    assert_eq!((now.free, now.available()), (before.free, before.available()));
+    assert_eq!((now.total, now.reserve), (before.total + 96, before.reserve));
+    space.grow(5000, &[(4096, 840)]);
+    let larger = space.figures();
+    assert!(larger.reserve > now.reserve && larger.available() > now.available(), "{larger:?}");
+    space.check();
+}
