@@ -51,6 +51,7 @@ impl Shape {
             tail_verify_bytes: dice.pick(&[16 << 10, 64 << 20, 64 << 20]),
             handover_edits: if create.partition_leaves == Some(2) { 1 } else { 1024 },
             carried_runs: if create.partition_leaves == Some(2) { 2 } else { 512 },
+            blocks_max: u64::MAX / 4096,
             sabotage: plan.broken.and_then(Sabotage::of_pool),
             scribble: None,
         };
