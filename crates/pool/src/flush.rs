@@ -1,12 +1,11 @@
 //! The flush policy, and the flush of the chosen units: partitions, metaslabs, the table of
 //! tables.
 //!
-//! Each of these pins the log from the oldest edit that its base does not have (`units`). A pool in
-//! use flushes nothing before log or memory approach seven tenths of their limits:
-//! an edit that waits may be overtaken by another, and the more edits a flush gathers, the less it
-//! writes for each (P4). With the policy `threshold`, a round follows each commit from there on.
-//! With `even`, rounds begin before, as a plan says, so that no limit is passed and all commits
-//! carry the same (`pace`). Above 85 hundredths rounds follow each other; at the limit user
+//! Each of these pins the log from the oldest edit that its base does not have (`units`). An edit
+//! that waits may be overtaken by another, and the more edits a flush gathers, the less it writes
+//! for each (P4). So with the policy `threshold`, nothing is flushed below seven tenths of the
+//! limits of log and memory, and a round follows each commit from there on. With `even`, rounds
+//! begin before, as a plan says, so that all commits carry the same (`pace`). Above 85 hundredths rounds follow each other; at the limit user
 //! transactions wait (`admission`).
 //!
 //! A partition is merged into its base, or its edits become a layer over it: when that writes less
@@ -164,6 +163,16 @@ impl Flusher {
     }
 }
 
+/// The end of an attempt to flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// No round was due.
+    NotDue,
+    /// A round was due, and nothing could be flushed.
+    InVain,
+    Flushed,
+}
+
 /// Flushes by the policy, until the pool is closed or stopped.
 pub(crate) async fn run(pool: Weak<Pool>) {
     let Some(strong) = pool.upgrade() else { return };
@@ -188,15 +197,15 @@ pub(crate) async fn run(pool: Weak<Pool>) {
             true => strong.flush_promised(rest.asked).await,
             false => strong.flush_by_policy().await,
         };
-        let flushed_nothing = !matches!(flushed, Ok(true)) && strong.wants_rounds();
-        strong.admission.parts.note_round(flushed_nothing);
-        if flushed_nothing {
+        let is_in_vain = matches!(flushed, Ok(Outcome::InVain) | Err(_)) && strong.wants_rounds();
+        strong.admission.parts.note_round(is_in_vain);
+        if is_in_vain {
             // EDITS-E2: groups wait for no part meanwhile, so not until the pause has ended.
             strong.admission.wake();
         }
         match flushed {
             // Nothing can be flushed now; the waiters would only kick again.
-            Ok(false) if strong.is_full() => {
+            Ok(Outcome::InVain) if strong.is_full() => {
                 in_vain += 1;
                 // The freed blocks may be all that is missing, and no other task commits.
                 if in_vain <= COMMITS_TO_FREE && strong.space().freeing > 0 {
@@ -226,11 +235,22 @@ fn due(pool: &Pool) -> Option<usize> {
     let levels = flush_figures::levels(pool, START);
     let rows = || flush_figures::rows(pool, &levels);
     let due = pool.flusher.pace.lock().advance(levels, rows);
-    let is_late = pool.pressure() > HURRY;
-    let is_waited_for = pool.wants_rounds() && pool.admission.is_waited_for();
-    match is_late || is_waited_for {
+    match is_urgent(pool) {
         true => Some(usize::MAX),
         false => (due > 0).then_some(due as usize),
+    }
+}
+
+/// Whether a round is due though no plan says so.
+fn is_urgent(pool: &Pool) -> bool {
+    pool.pressure() > HURRY || pool.wants_rounds() && pool.admission.is_waited_for()
+}
+
+/// Whether the units with the most edits are flushed first, and not the oldest.
+pub(crate) fn is_memory_first(pool: &Pool) -> bool {
+    match pool.limits.flush == FlushPolicy::Even && !is_urgent(pool) {
+        true => pool.flusher.pace.lock().is_by_size(),
+        false => pool.delta_pressure() > pool.journal.pressure(pool.limits.replay_edits),
     }
 }
 
@@ -244,10 +264,10 @@ impl Pool {
         self.flusher.bytes() as f64 / self.limits.delta_bytes as f64
     }
 
-    /// Returns whether anything was flushed.
-    async fn flush_by_policy(self: &Arc<Self>) -> Result<bool, PoolError> {
+    async fn flush_by_policy(self: &Arc<Self>) -> Result<Outcome, PoolError> {
         let mut any = self.hand_over().await?;
         any |= self.settle_deep().await?;
+        let mut outcome = Outcome::NotDue;
         while let Some(most) = due(self).filter(|_| !self.is_closing()) {
             // The tables over a table that is settled by now can be flushed from here on.
             any |= self.hand_over().await?;
@@ -256,17 +276,24 @@ impl Pool {
             let flushed = self.flush_units(units, Aim::Trim).await?.flushed;
             self.flusher.pace.lock().note_round(flushed as u64);
             any |= flushed > 0;
-            if flushed == 0 || self.pressure() <= HURRY {
+            outcome = Outcome::InVain;
+            if flushed == 0 {
+                break;
+            }
+            // EDITS-E2: from here on groups wait for their parts again.
+            self.admission.parts.note_round(false);
+            if self.pressure() <= HURRY {
                 break;
             }
         }
-        Ok(any)
+        Ok(if any { Outcome::Flushed } else { outcome })
     }
 
     /// In an idle pool: flushes by the policy, and until little space is reserved for growth
     /// (FLUSH-F5).
-    async fn flush_promised(self: &Arc<Self>, asked: u64) -> Result<bool, PoolError> {
-        let mut any = self.flush_by_policy().await?;
+    async fn flush_promised(self: &Arc<Self>, asked: u64) -> Result<Outcome, PoolError> {
+        let outcome = self.flush_by_policy().await?;
+        let mut any = outcome == Outcome::Flushed;
         let most = self.space().total / PROMISED;
         let mut promised = self.admission.promised(1.0);
         while promised > most && self.admission.asked() == asked && !self.is_closing() {
@@ -277,7 +304,7 @@ impl Pool {
                 break;
             }
         }
-        Ok(any)
+        Ok(if any { Outcome::Flushed } else { outcome })
     }
 
     /// Whether rounds follow commits, or each other.

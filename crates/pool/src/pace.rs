@@ -52,8 +52,9 @@ pub(crate) struct Pace {
     pace: f64,
     incoming: Came,
     due: f64,
-    /// Units that the last plan found.
+    /// Units that the last plan found, and whether memory requires them more than the log.
     units: u64,
+    by_size: bool,
     /// Units that became due since the last commit, and per commit on average.
     gained: f64,
     per_commit: f64,
@@ -133,6 +134,12 @@ impl Pace {
         *most = (*most).max(*since_commit);
     }
 
+    /// Whether the units that are due are those with the most edits, and not the oldest: the plan
+    /// counts on this order (PLAN-L1).
+    pub(crate) fn is_by_size(&self) -> bool {
+        self.by_size
+    }
+
     pub(crate) fn paced(&self) -> Paced {
         let Pace { pace, incoming, due, flushed, .. } = *self;
         Paced { pace, incoming, due, flushed }
@@ -157,7 +164,8 @@ impl Pace {
             incoming: self.incoming[at],
         };
         let log = pace([resource(0), resource(1)], &rows.by_age);
-        self.pace = log.max(pace([resource(2)], &rows.by_size));
+        let memory = pace([resource(2)], &rows.by_size);
+        (self.pace, self.by_size) = (log.max(memory), memory > log);
         self.units = rows.units;
     }
 }

@@ -7,8 +7,9 @@
 //! Memory. The records of the log are in memory while they are replayed. So the limit is at most
 //!         `Limits::replay_edits`, which a daemon sets by its budget.
 //!
-//! REPLAY-T1  The limit is at least one edit, so that a pool of any limit goes on: with a log
-//!            beyond it, rounds follow each other until the log fits.
+//! REPLAY-T1  The limit is at least [`LEAST`] edits, or as many as memory allows: so the largest
+//!            transaction and the record of a round fit, and a pool goes on. With a log beyond it,
+//!            rounds follow each other until the log fits.
 //! REPLAY-T2  The rate is that of the recovery at this mount; it is not stored. A mount that
 //!            recovers few edits, as after an orderly unmount, uses the stated rate.
 
@@ -24,6 +25,7 @@ use crate::config::Limits;
 const MEASURED: u64 = 100_000;
 /// Edits per second if no rate was measured: the default limit, replayed in one second.
 const STATED: u64 = Limits::REPLAY_EDITS;
+const LEAST: u64 = 4096;
 const SECOND: u128 = 1_000_000_000;
 
 /// The recovery of a mount.
@@ -44,7 +46,7 @@ impl Replay {
     pub(crate) fn limit(&self, limits: &Limits) -> u64 {
         let Some(time) = limits.replay else { return limits.replay_edits };
         let edits = u128::from(self.rate().unwrap_or(STATED)) * time.as_nanos() / SECOND;
-        u64::try_from(edits).unwrap_or(u64::MAX).min(limits.replay_edits).max(1)
+        u64::try_from(edits).unwrap_or(u64::MAX).max(LEAST).min(limits.replay_edits)
     }
 }
 
@@ -96,11 +98,13 @@ mod tests {
     }
 
     #[test]
-    fn memory_caps_the_limit_and_one_edit_is_the_least() {
+    fn memory_caps_the_limit_and_the_largest_transaction_fits() {
         let fast = Replay { edits: 1_000_000, ns: 1_000_000 };
         assert_eq!(fast.limit(&limits(Some(Duration::from_secs(9)), 100)), 100);
         let slow = Replay { edits: MEASURED, ns: Nanos::MAX };
-        assert_eq!(slow.limit(&limits(Some(Duration::from_millis(1)), 100)), 1);
+        let least = Some(Duration::from_millis(1));
+        assert_eq!(slow.limit(&limits(least, u64::MAX)), LEAST);
+        assert_eq!(slow.limit(&limits(least, 100)), 100);
         assert_eq!(fast.limit(&limits(None, 100)), 100);
     }
 

@@ -25,6 +25,7 @@
 //!           flush policy logs their changes again.
 //! STOCK-M3  A pass that fails ends the passes of its txg. Its changes stay in the log, and the
 //!           next txg writes their maps.
+//!            So do a full log (FLUSH-F4) and the end of the mount.
 //! STOCK-M4  A pool in which no transaction was admitted since the last txg writes no map.
 
 use std::sync::Arc;
@@ -120,7 +121,8 @@ async fn run_passes(pool: &Arc<Pool>) {
     let (mut passes, mut before) = (1, usize::MAX);
     while !pool.is_closing() {
         let changed = changed(pool);
-        if changed.is_empty() || changed.len() >= before || passes > 1 && changed.len() <= few {
+        let is_end = changed.is_empty() || changed.len() >= before;
+        if is_end || passes > 1 && changed.len() <= few || pool.is_log_full() {
             break;
         }
         before = changed.len();
@@ -149,6 +151,10 @@ async fn write_maps(pool: &Arc<Pool>, changed: &[(Unit, u64)]) -> Result<(), Poo
     let log_bytes = pool.journal.user_blocks() as usize * BLOCK_BYTES;
     let most = (log_bytes / LOG_PART / RECORD_BYTES).clamp(MAPS_MIN, MAPS_MAX);
     for part in changed.chunks(most) {
+        // While the log is full, records of maps that do not pin it would only use it up.
+        if pool.is_log_full() || pool.is_closing() {
+            return Ok(());
+        }
         let units = part.iter().map(|(unit, _)| *unit).collect();
         let round = pool.flush_units(units, Aim::Trim).await?;
         if let Some(failed) = round.failed {

@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use copyhold_space::{MetaslabId, Pin};
 use copyhold_types::{Key, TableId, Txg};
 
-use crate::Pool;
+use crate::{Pool, flush};
 
 /// The maximum for one round; more if each unit has few edits, as with a thousand tenants that
 /// write a little.
@@ -73,7 +73,7 @@ impl Pool {
     /// The units to flush, the most urgent first: those that pin the log longest, or, if memory
     /// presses more than the log, those with most edits.
     pub(crate) fn units(&self, aim: Aim) -> Vec<(Unit, u64)> {
-        let memory = self.delta_pressure() > self.journal.pressure(self.limits.replay_edits);
+        let memory = flush::is_memory_first(self);
         let mut found = pinning(self, aim, memory);
         found.sort_by_cached_key(|found| found.urgency(memory));
         found.into_iter().map(|found| (found.unit, found.edits)).collect()

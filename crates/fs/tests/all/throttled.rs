@@ -8,7 +8,7 @@ use copyhold_fs::{
     SetAttr, WriteFlags, owed_delay,
 };
 use copyhold_memory::{Event, GroupLimits, MemoryClass, MemoryOwner, Stat, delay_above_high};
-use copyhold_pool::{Limits, OpenOptions, Pool, is_edit_part_used_up};
+use copyhold_pool::{FlushPolicy, Limits, OpenOptions, Pool, is_edit_part_used_up};
 use copyhold_runtime::{Rt, Runtime};
 use copyhold_types::{Nanos, SubvolId};
 use futures_util::future::join_all;
@@ -26,8 +26,13 @@ async fn chmod(fs: &Arc<Filesystem>, node: NodeId, mode: u32) {
 }
 
 /// A filesystem with room for few unflushed edits.
-async fn edits_limited(world: &World) -> Arc<Filesystem> {
-    let limits = Limits { delta_bytes: 256 << 10, ..Limits::default() };
+async fn edits_limited(world: &World, flush: FlushPolicy) -> Arc<Filesystem> {
+    let delta_bytes = match flush {
+        FlushPolicy::Threshold => 256 << 10,
+        // The plan keeps more free otherwise.
+        FlushPolicy::Even => 64 << 10,
+    };
+    let limits = Limits { delta_bytes, flush, ..Limits::default() };
     let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
     let rt: Rt = world.rt.clone();
     let pool = Pool::open(rt, world.device.clone(), options).await.unwrap();
@@ -37,9 +42,19 @@ async fn edits_limited(world: &World) -> Arc<Filesystem> {
 /// EDITS-E1 and EDITS-E2: a tenant makes files as fast as it may, another one changes one of its.
 #[test]
 fn a_tenant_changes_files_without_a_wait_beside_one_with_its_part_of_edits() {
+    change_beside_a_rogue(FlushPolicy::Threshold);
+}
+
+/// As above, where a round is not due at each look.
+#[test]
+fn a_tenant_changes_files_without_a_wait_while_flushes_are_even() {
+    change_beside_a_rogue(FlushPolicy::Even);
+}
+
+fn change_beside_a_rogue(flush: FlushPolicy) {
     let world = World::with_log(81, 65_536, 32 << 20);
     world.run(async {
-        let fs = edits_limited(&world).await;
+        let fs = edits_limited(&world, flush).await;
         let (rogue, neighbour) = (subvolume(&fs, "rogue").await, subvolume(&fs, "neighbour").await);
         let file = make(&fs, root_of(neighbour), "file").await.unwrap();
         let flood = (0..8).map(|thread| {
@@ -81,7 +96,7 @@ async fn use_up_edits(fs: &Arc<Filesystem>, of: SubvolId, made: &mut usize) {
 fn each_call_that_makes_many_edits_waits_for_the_part_of_its_group() {
     let world = World::with_log(84, 65_536, 32 << 20);
     world.run(async {
-        let fs = edits_limited(&world).await;
+        let fs = edits_limited(&world, FlushPolicy::Threshold).await;
         let tenant = subvolume(&fs, "tenant").await;
         let (root, owner) = (root_of(tenant), owner(&fs, tenant));
         let [from, to] = [make(&fs, root, "from").await, make(&fs, root, "to").await];
