@@ -46,7 +46,7 @@ impl Flushes {
     }
 
     /// The units of a commit, the mean since `before` and the most since the mount, and the passes
-    /// of a txg. Where changes of space are logged, the commit is the only pass.
+    /// of a txg in stock mode. Where changes of space are logged, a txg has no pass but its commit.
     pub(super) fn samples(&self, before: &Flushes, variant: &str) -> Vec<Sample> {
         let commits = (self.commits - before.commits) as f64;
         let units = (self.units - before.units) as f64;
@@ -58,10 +58,8 @@ impl Flushes {
             Sample::new(variant, "units_mean", "units", units / commits),
             Sample::new(variant, "units_most", "units", self.units_most as f64),
         ];
-        let passes = match (self.stock, before.stock) {
-            (Some(now), Some(before)) => now.per_txg_since(before),
-            _ => Some((1.0, 1.0)),
-        };
+        let passes =
+            self.stock.zip(before.stock).and_then(|(now, before)| now.per_txg_since(before));
         if let Some((mean, single)) = passes {
             samples.push(Sample::new(variant, "passes_mean", "passes", mean));
             samples.push(Sample::new(variant, "one_pass", "of txgs", single));
@@ -101,8 +99,6 @@ mod tests {
             Sample::new("x", "commits", "commits", 4.0),
             Sample::new("x", "units_mean", "units", 2.5),
             Sample::new("x", "units_most", "units", 12.0),
-            Sample::new("x", "passes_mean", "passes", 1.0),
-            Sample::new("x", "one_pass", "of txgs", 1.0),
         ];
         assert_eq!(after.samples(&before, "x"), expected);
         assert_eq!(after.samples(&after, "x"), []);

@@ -10,8 +10,6 @@ const THRESHOLD: &str = "flush=threshold";
 
 /// Percent of the table of 2019 from which a pool is an aged one.
 const FRAGMENTATION: Bound = Bound::AtLeast(75.0);
-/// The share of txgs with one pass.
-const ONE_PASS: Bound = Bound::AtLeast(1.0);
 /// Writes of maps in a txg, with the log and without.
 const MAP_WRITES: Bound = Bound::AtMost(0.02);
 /// Overwrites a second where the operations of the device are the limit, with the log and without.
@@ -44,7 +42,6 @@ pub(super) fn judgements(medians: Medians<'_>) -> Vec<Judgement> {
     };
     let fragmentation = ours("image", "fragmentation");
     judge("fragmentation".to_owned(), fragmentation, Some(FRAGMENTATION));
-    judge("one_pass".to_owned(), ours(Arm::DEFAULT, ONE_PASS_METRIC), Some(ONE_PASS));
     judge(format!("one_pass.{STOCK}"), ours(STOCK, ONE_PASS_METRIC), None);
     for (metric, other, bound) in RATIOS {
         let value = ratio(ours(Arm::DEFAULT, metric), ours(other, metric));
@@ -78,7 +75,6 @@ mod tests {
     fn figures_follow_from_medians_of_the_same_run() {
         let medians = |kind, metric: &str| match (kind, metric) {
             (Kind::Copyhold, "image.fragmentation") => Some(91.0),
-            (Kind::Copyhold, "default.free.txg.one_pass") => Some(1.0),
             (Kind::Copyhold, "default.free.txg.writes.map") => Some(20.0),
             (Kind::Copyhold, "spacelog=off.free.txg.writes.map") => Some(2000.0),
             (Kind::Copyhold, "default.limited.loop.durable_iops") => Some(1500.0),
@@ -91,7 +87,6 @@ mod tests {
         let of = |name: &str, value, bound| Judgement::new(name.into(), value, Some(bound));
         let expected = [
             of("fragmentation", 91.0, FRAGMENTATION),
-            of("one_pass", 1.0, ONE_PASS),
             of("free.txg.writes.map.to.spacelog=off", 0.01, MAP_WRITES),
             of("limited.loop.durable_iops.to.spacelog=off", 1.5, IOPS),
             of("units.most_to_mean.default", 4.0, UNITS),
