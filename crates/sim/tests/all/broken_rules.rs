@@ -268,9 +268,6 @@ fn r30_sealed_tables_that_stay_are_noticed() {
     is_noticed_at(Level::Fs, Sabotage::KeepSealed, None);
 }
 
-// Rules of tenants: these histories snapshot, share and delete, and know who pays.
-
-#[track_caller]
 #[test]
 fn growth_that_no_label_names_is_noticed() {
     for level in [Level::Pool, Level::Fs] {
@@ -279,6 +276,9 @@ fn growth_that_no_label_names_is_noticed() {
     }
 }
 
+// Rules of tenants: these histories snapshot, share and delete, and know who pays.
+
+#[track_caller]
 fn is_noticed_among_tenants(rule: OfTenants) {
     is_noticed_at(Level::Fs, rule, None);
 }
