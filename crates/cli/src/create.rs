@@ -66,8 +66,8 @@ pub(crate) struct Create {
     /// 200 of them, of 16M to 16G]
     #[arg(long, value_name = "SIZE", value_parser = metaslab_size)]
     metaslab: Option<Size>,
-    /// Size of one copy of the log, from 512K to a sixteenth of the pool [default: a sixty-fourth,
-    /// 4M to 64M]
+    /// Size of one copy of the log; below 512K or above a sixteenth of the pool, the nearest of
+    /// these [default: a sixty-fourth, 4M to 64M]
     #[arg(long, value_name = "SIZE")]
     log_size: Option<Size>,
 }

@@ -42,8 +42,8 @@ const PAUSE: Duration = Duration::from_millis(20);
     names=LIMIT     names known not to exist: SIZE% of memory, a number, off [2%]\n  \
     delta=SIZE      part of memory= for changes not yet in the tables [a quarter, up to 64M]\n  \
     flush=WHEN      a part with each commit: even; late and in bursts: threshold [even]\n  \
-    replay=SECONDS  most time of a recovery, by the rate of the last one, as 0.5 or 500ms [none]\n  \
-    spacelog=WHERE  changes of space: in the log: on; in maps, written by each txg: off [on]\n  \
+    replay=SECONDS  most time of a recovery, as 0.5 or 500ms, by a rate that was measured [none]\n  \
+    spacelog=BOOL   on gathers changes of space in the log, off writes their maps each time [on]\n  \
     data_cache=WHAT file data kept for later readers: off, shared by clones, direct, all [off]\n  \
     commit=SECONDS  how old unsynced changes may get [5]\n  \
     transport=T     how requests come from the kernel: auto, dev (/dev/fuse), uring [auto]\n  \

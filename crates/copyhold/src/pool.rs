@@ -122,7 +122,8 @@ impl Pool {
     ///
     /// # Errors
     /// [`PoolError::Grow`](crate::PoolError::Grow) for a size that cannot be, or an error of the
-    /// device: the pool has its old size.
+    /// device. The pool has its old size, unless that error has stopped it: then the next opening
+    /// finds the old size or the new one.
     pub fn grow(&self, size: NewSize) -> Result<Grown, Error> {
         let root = NodeId::ROOT;
         self.engine.run(root, async |view| Ok(copyhold_pool::grow(view.fs.pool(), size).await?))
