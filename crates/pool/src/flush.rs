@@ -5,8 +5,8 @@
 //! that waits may be overtaken by another, and the more edits a flush gathers, the less it writes
 //! for each (P4). So with the policy `threshold`, nothing is flushed below seven tenths of the
 //! limits of log and memory, and a round follows each commit from there on. With `even`, rounds
-//! begin before, as a plan says, so that all commits carry the same (`pace`). Above 85 hundredths rounds follow each other; at the limit user
-//! transactions wait (`admission`).
+//! begin before, as a plan says, so that all commits carry the same (`pace`). Above 85 hundredths
+//! rounds follow each other; at the limit user transactions wait (`admission`).
 //!
 //! A partition is merged into its base, or its edits become a layer over it: when that writes less
 //! (P4), and while a node that the merge needs cannot be read. Such a partition frees its part of
@@ -45,7 +45,7 @@ use crate::pace::Pace;
 use crate::replay_limit::Replay;
 use crate::round::Round;
 use crate::stock::Stock;
-use crate::units::{Aim, Unit, one_round};
+use crate::units::{Aim, HURRY, Unit, is_urgent, one_round};
 use crate::{Pool, PoolError, Sabotage};
 
 /// The flusher looks by itself this often, without a kick. A pool becomes idle after as long
@@ -55,8 +55,6 @@ const IDLE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(50);
 /// After so many commits all freed blocks are allocatable, unless a reader pins them.
 const COMMITS_TO_FREE: u32 = 2;
-/// From where rounds follow each other.
-const HURRY: f64 = 0.85;
 /// The part of the space that an idle pool may reserve for growth: a 64th, 16 MiB of 1 GiB.
 const PROMISED: u64 = 64;
 /// While edits fill their limit once, the flusher looks so often at least.
@@ -238,19 +236,6 @@ fn due(pool: &Pool) -> Option<usize> {
     match is_urgent(pool) {
         true => Some(usize::MAX),
         false => (due > 0).then_some(due as usize),
-    }
-}
-
-/// Whether a round is due though no plan says so.
-fn is_urgent(pool: &Pool) -> bool {
-    pool.pressure() > HURRY || pool.wants_rounds() && pool.admission.is_waited_for()
-}
-
-/// Whether the units with the most edits are flushed first, and not the oldest.
-pub(crate) fn is_memory_first(pool: &Pool) -> bool {
-    match pool.limits.flush == FlushPolicy::Even && !is_urgent(pool) {
-        true => pool.flusher.pace.lock().is_by_size(),
-        false => pool.delta_pressure() > pool.journal.pressure(pool.limits.replay_edits),
     }
 }
 

@@ -366,6 +366,8 @@ mod tests {
             commit in 1_u64..250,
         ) {
             let limits = [limit, limit * room.0 / 2, limit * room.1 / 2];
+            let step = |limit: u64, per_block: u64| (limit / STEPS / per_block).max(1);
+            let commit = commit.min(step(limits[1], per_block.0)).min(step(limits[2], per_block.1));
             let mut model = Model {
                 pins: vec![0; units],
                 limits,

@@ -10,8 +10,11 @@ use std::cmp::Reverse;
 use copyhold_space::{MetaslabId, Pin};
 use copyhold_types::{Key, TableId, Txg};
 
-use crate::{Pool, flush};
+use crate::Pool;
+use crate::config::FlushPolicy;
 
+/// From where rounds follow each other.
+pub(crate) const HURRY: f64 = 0.85;
 /// The maximum for one round; more if each unit has few edits, as with a thousand tenants that
 /// write a little.
 pub(crate) const UNITS_PER_ROUND: usize = 8;
@@ -73,7 +76,7 @@ impl Pool {
     /// The units to flush, the most urgent first: those that pin the log longest, or, if memory
     /// presses more than the log, those with most edits.
     pub(crate) fn units(&self, aim: Aim) -> Vec<(Unit, u64)> {
-        let memory = flush::is_memory_first(self);
+        let memory = is_memory_first(self);
         let mut found = pinning(self, aim, memory);
         found.sort_by_cached_key(|found| found.urgency(memory));
         found.into_iter().map(|found| (found.unit, found.edits)).collect()
@@ -116,6 +119,19 @@ pub(crate) fn pinning(pool: &Pool, aim: Aim, memory: bool) -> Vec<Pinning> {
         is_over: false,
     }));
     units
+}
+
+/// Whether a round is due though no plan says so.
+pub(crate) fn is_urgent(pool: &Pool) -> bool {
+    pool.pressure() > HURRY || pool.wants_rounds() && pool.admission.is_waited_for()
+}
+
+/// Whether the units with the most edits are flushed first, and not the oldest.
+fn is_memory_first(pool: &Pool) -> bool {
+    match pool.limits.flush == FlushPolicy::Even && !is_urgent(pool) {
+        true => pool.flusher.pace.lock().is_by_size(),
+        false => pool.delta_pressure() > pool.journal.pressure(pool.limits.replay_edits),
+    }
 }
 
 /// As many of the first units as make one round.
