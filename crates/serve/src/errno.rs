@@ -8,7 +8,7 @@ use copyhold_device::pi::HeaderProblem;
 use copyhold_fs::FsError;
 use copyhold_fuse::Errno;
 use copyhold_fuse::mount::MountError;
-use copyhold_pool::PoolError;
+use copyhold_pool::{GrowProblem, PoolError};
 use copyhold_volume::VolumeError;
 
 use crate::ServeError;
@@ -73,6 +73,7 @@ pub fn errno_of_pool(error: &PoolError) -> Errno {
         PoolError::Device(error) => errno_of_device(error),
         PoolError::ReadOnly { .. } => Errno::EROFS,
         PoolError::Newer { .. } => Errno::EOPNOTSUPP,
+        PoolError::Grow { problem: GrowProblem::Busy, .. } => Errno::EBUSY,
         PoolError::NotAPool { .. }
         | PoolError::TooSmall { .. }
         | PoolError::Layout(_)
@@ -186,6 +187,13 @@ mod tests {
         assert_eq!(number(VolumeError::Holds(SubvolId(2), SubvolId(3)).into()), Errno::EBUSY);
         assert_eq!(number(VolumeError::Root(SubvolId(1)).into()), Errno::EINVAL);
         assert_eq!(errno(FsError::ShutDown), Errno::EIO);
+    }
+
+    #[test]
+    fn a_second_growth_finds_the_pool_busy_and_a_wrong_size_is_invalid() {
+        let number = |problem| errno_of_pool(&PoolError::Grow { name: "disk".into(), problem });
+        assert_eq!(number(GrowProblem::Busy), Errno::EBUSY);
+        assert_eq!(number(GrowProblem::NoMultiple { wanted: 1 }), Errno::EINVAL);
     }
 
     #[test]
