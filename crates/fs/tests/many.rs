@@ -1,5 +1,5 @@
-//! What a subvolume costs among many, counted: snapshots of one subvolume in one directory are
-//! made, found by a mount, listed, half of them deleted, and awaited.
+//! The cost of a subvolume among many, counted: a source has many snapshots in one directory; a
+//! mount finds them, a list names them, and half of them are deleted and awaited.
 //!
 //! Each figure is for one subvolume, so a figure that grows with the number of subvolumes shows
 //! a walk over all of them. The test compares few with more; for a table of other numbers:
@@ -35,7 +35,7 @@ const FILES: usize = 20;
 /// Rows of a page of the list.
 const PAGE: usize = 128;
 
-/// What one subvolume costs in one phase.
+/// The cost of one subvolume in one phase.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     allocations: f64,
@@ -84,7 +84,7 @@ impl Mark {
     }
 }
 
-/// A phase and what it cost.
+/// A phase and its cost.
 type Row = (&'static str, Cost);
 
 /// The figures of one number of subvolumes.
@@ -204,7 +204,7 @@ fn measured(number: usize) -> Figures {
     })
 }
 
-/// The numbers of subvolumes that are asked for, or few and more.
+/// The numbers of subvolumes: of the variable `SUBVOLUMES`, or few and more.
 fn numbers() -> Vec<usize> {
     let asked = std::env::var("SUBVOLUMES").ok();
     let asked = asked.map(|list| list.split(',').map(|n| n.parse().expect("a number")).collect());

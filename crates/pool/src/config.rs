@@ -89,8 +89,8 @@ pub struct Limits {
     pub delta_bytes: u64,
     /// The most edits that recovery may have to replay (P9).
     pub replay_edits: u64,
-    /// The time that a recovery may take. By the rate of the last one, this gives a lower limit on
-    /// edits (`replay_limit`).
+    /// The time that a recovery may take. By a measured rate, or a stated one, this gives a lower
+    /// limit on edits (`replay_limit`).
     pub replay: Option<Duration>,
     pub flush: FlushPolicy,
     /// Changes of space gather in the log. Otherwise each txg writes the maps that it changed

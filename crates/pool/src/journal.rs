@@ -54,7 +54,7 @@ struct JournalState {
     uberblock: u64,
 }
 
-/// What commits have brought since the pool was opened.
+/// The commits since the pool was opened, and the sums of their additions to the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Came {
     pub(crate) commits: u64,

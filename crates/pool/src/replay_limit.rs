@@ -25,6 +25,7 @@ use crate::config::Limits;
 const MEASURED: u64 = 100_000;
 /// Edits per second if no rate was measured: the default limit, replayed in one second.
 const STATED: u64 = Limits::REPLAY_EDITS;
+/// The least limit, several times the largest transaction (REPLAY-T1).
 const LEAST: u64 = 4096;
 const SECOND: u128 = 1_000_000_000;
 

@@ -23,9 +23,8 @@
 //!           last one have ended.
 //! STOCK-M2  Maps that cannot be read are not written: their metaslabs are set aside, and the
 //!           flush policy logs their changes again.
-//! STOCK-M3  A pass that fails ends the passes of its txg. Its changes stay in the log, and the
-//!           next txg writes their maps.
-//!            So do a full log (FLUSH-F4) and the end of the mount.
+//! STOCK-M3  A pass that fails ends the passes of its txg, and so do a full log (FLUSH-F4) and the
+//!           end of the mount. The changes stay in the log, and the next txg writes their maps.
 //! STOCK-M4  A pool in which no transaction was admitted since the last txg writes no map.
 
 use std::sync::Arc;

@@ -191,7 +191,7 @@ impl<T: Fn(SubvolId) -> Option<SubvolId>, O: Fn(SubvolId) -> Option<EpochId>> De
     }
 
     /// The epochs of the dead subvolume, and those above them whose makers are others now: from
-    /// its leaf upwards. What is kept of them is renewed.
+    /// its leaf upwards. Their kept makers are renewed.
     fn climb(&self, family: &mut Family) -> SmallVec<[Above; FEW]> {
         let mut above = SmallVec::new();
         let mut next = family.leaf(self.dead).copied();

@@ -37,6 +37,14 @@ impl World {
         let label = machine.rt.block_on(Pool::create(&rt, &namespace, &options)).unwrap();
         World { machine, device, label }
     }
+
+    /// The pool, with the trace that a file with checksum mode guard leaves.
+    async fn open_with_trace(&self) -> Arc<Pool> {
+        let (rt, device): (Rt, DynDevice) = (self.machine.rt.clone(), self.device.clone());
+        let pool = Pool::open(rt, device, OpenOptions::default()).await.unwrap();
+        leave_trace(&pool, ChecksumMode::Guard).await.unwrap();
+        pool
+    }
 }
 
 #[test]
@@ -208,11 +216,8 @@ fn a_label_names_the_protection_from_the_first_mount_that_may_write() {
 #[test]
 fn a_write_that_changed_on_its_way_is_refused_and_counted() {
     let world = World::new("4096+16:64b");
-    let rt: Rt = world.machine.rt.clone();
     world.machine.rt.block_on(async {
-        let device: DynDevice = world.device.clone();
-        let pool = Pool::open(rt, device, OpenOptions::default()).await.unwrap();
-        leave_trace(&pool, ChecksumMode::Guard).await.unwrap();
+        let pool = world.open_with_trace().await;
         let counted = || {
             let failures = pool.devices().failures();
             Failure::REFUSED_GUARDS.map(|kind| failures.get(DeviceId(0), kind))
@@ -238,11 +243,8 @@ fn a_write_that_changed_on_its_way_is_refused_and_counted() {
 #[test]
 fn a_write_that_fails_spoils_its_birth() {
     let world = World::new("4096+16:64b");
-    let rt: Rt = world.machine.rt.clone();
     world.machine.rt.block_on(async {
-        let device: DynDevice = world.device.clone();
-        let pool = Pool::open(rt, device, OpenOptions::default()).await.unwrap();
-        leave_trace(&pool, ChecksumMode::Guard).await.unwrap();
+        let pool = world.open_with_trace().await;
         let mut reserved = pool.reserve(4, Tier::Write).await.unwrap();
         let before = pool.space();
         let mut mode = || {
@@ -260,11 +262,8 @@ fn a_write_that_fails_spoils_its_birth() {
 #[test]
 fn a_transaction_that_fails_leaves_its_blocks_with_tags_to_a_later_birth() {
     let world = World::new("4096+16:64b");
-    let rt: Rt = world.machine.rt.clone();
     world.machine.rt.block_on(async {
-        let device: DynDevice = world.device.clone();
-        let pool = Pool::open(rt, device, OpenOptions::default()).await.unwrap();
-        leave_trace(&pool, ChecksumMode::Guard).await.unwrap();
+        let pool = world.open_with_trace().await;
         let before = pool.space();
         for (mode, deferred) in [(ChecksumMode::Item, 0), (ChecksumMode::Guard, 4)] {
             let mut reserved = pool.reserve(4, Tier::Write).await.unwrap();
