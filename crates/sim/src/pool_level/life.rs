@@ -296,7 +296,7 @@ impl History {
     // -- damage -------------------------------------------------------------
 
     fn rot_node(&mut self, machine: &Machine, pool: &Arc<Pool>) {
-        let nodes = machine.run(verify::nodes(pool)).expect("the power is on");
+        let nodes = machine.run(verify::settled_nodes(pool)).expect("the power is on");
         for ptr in nodes.expect("the pool is well") {
             if let Some(addr) = ptr.copies[self.weak_copy].filter(|_| self.dice.one_in(3)) {
                 machine.disk.rot(addr.block() + self.dice.below(ptr.blocks.into()));

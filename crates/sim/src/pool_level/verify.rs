@@ -78,18 +78,25 @@ async fn read_all(pool: &Pool, world: &World, state: &State) -> Result<(), PoolE
     Ok(())
 }
 
-/// Space is what items, nodes and maps refer to, each block once; and all invariants hold. Looks
-/// again while the flusher is at work.
+/// Space is what items, nodes and maps refer to, each block once; and all invariants hold.
 pub(crate) async fn check_space(pool: &Arc<Pool>, state: &State) -> Result<(), PoolError> {
+    let nodes = settled_nodes(pool).await?;
+    assert_eq!(problem_of_space(pool, state, &nodes), None);
+    pool.tables().iter().for_each(|table| table.check());
+    Ok(())
+}
+
+/// Every node and map of one state of the pool. Looks again while the flusher is at work: a node
+/// that it replaced meanwhile lies where another one may be by now.
+pub(crate) async fn settled_nodes(pool: &Arc<Pool>) -> Result<Vec<NodePtr>, PoolError> {
     for _ in 0..100 {
+        let pin = pool.pin(); // Of a replaced node the blocks stay until it is visited (R3).
         let before = settled_parts(pool).await?;
         let nodes = nodes(pool).await?;
-        let problem = problem_of_space(pool, state, &nodes);
         if settled_parts(pool).await? == before {
-            assert_eq!(problem, None);
-            pool.tables().iter().for_each(|table| table.check());
-            return Ok(());
+            return Ok(nodes);
         }
+        drop(pin);
         pool.runtime().sleep(Duration::from_millis(50)).await;
     }
     panic!("the flusher does not come to rest");
@@ -141,7 +148,7 @@ fn problem_of_space(pool: &Arc<Pool>, state: &State, nodes: &[NodePtr]) -> Optio
 }
 
 /// Every node of every table, all read, and every space map, as what lies in one run each.
-pub(crate) async fn nodes(pool: &Arc<Pool>) -> Result<Vec<NodePtr>, PoolError> {
+async fn nodes(pool: &Arc<Pool>) -> Result<Vec<NodePtr>, PoolError> {
     let mut nodes = Vec::new();
     for table in pool.tables() {
         let mut visit = |visit: copyhold_table::NodeVisit<'_>| {
@@ -158,6 +165,7 @@ pub(crate) async fn nodes(pool: &Arc<Pool>) -> Result<Vec<NodePtr>, PoolError> {
 
 /// Every node that is in fragments.
 pub(crate) async fn lists(pool: &Arc<Pool>) -> Vec<NodePtr> {
+    let _pin = pool.pin();
     let mut lists = Vec::new();
     for table in pool.tables() {
         let mut visit = |visit: copyhold_table::NodeVisit<'_>| lists.push(visit.ptr);
