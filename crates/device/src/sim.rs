@@ -178,6 +178,11 @@ impl SimDevice {
         self.shared.state.lock().rates = rates;
     }
 
+    /// From now on a request begins that long after the one before; 0: at once.
+    pub fn set_interval(&self, interval: Nanos) {
+        self.shared.state.lock().interval = interval;
+    }
+
     /// Flips one seeded bit of a block; returns the byte it is in.
     pub fn rot(&self, block: u64) -> usize {
         self.shared.state.lock().rot(block)
@@ -237,6 +242,7 @@ impl SimDevice {
         check_bounds(&self.shared.name, self.shared.blocks.load(Relaxed), block, blocks)
     }
 
+    /// The time of a request, drawn at random, behind the requests before it if the device is limited.
     fn delay(&self, state: &mut DiskState, range: &Range<Nanos>) -> BoxFuture<'static, ()> {
         let width = range.end.saturating_sub(range.start).max(1);
         let mut nanos = range.start + state.rng.next_u64() % width;
@@ -244,6 +250,7 @@ impl SimDevice {
         if slow > 0 && state.rng.next_u64().is_multiple_of(slow) {
             nanos *= 20;
         }
+        nanos += state.queued(self.rt.now());
         self.rt.sleep(Duration::from_nanos(nanos))
     }
 

@@ -21,12 +21,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use copyhold_memory::{
     Admission, Event as MemoryEvent, Limit, MemoryClass, MemoryOwner, Scarce, stalled,
 };
+use copyhold_runtime::Rt;
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Nanos, SubvolId};
 use copyhold_volume::tenant_of;
 use event_listener::{Event, IntoNotification};
 use futures_util::future::select;
 
+use crate::dirty_pace::DirtyPace;
 use crate::inode::{Inode, InodeRef};
 use crate::subvol::Subvol;
 use crate::throttle::reclaim_over;
@@ -43,6 +45,7 @@ pub(crate) struct DirtyRoom {
     /// Half of the limit is free: no group waits for its part.
     relief: Event,
     failures: Mutex<Failures, of::DirtyFailures>,
+    pace: DirtyPace,
 }
 
 /// A writer that waits, until it is dropped.
@@ -97,13 +100,14 @@ impl Failed {
 }
 
 impl DirtyRoom {
-    pub(crate) fn new(limit: u64) -> DirtyRoom {
+    pub(crate) fn new(limit: u64, rt: Rt) -> DirtyRoom {
         DirtyRoom {
             bytes: Scarce::new(MemoryClass::Dirty, limit),
             progress: AtomicU64::new(0),
             room: Event::new(),
             relief: Event::new(),
             failures: Mutex::new(Failures::default()),
+            pace: DirtyPace::new(rt),
         }
     }
 
@@ -128,6 +132,9 @@ impl DirtyRoom {
         if blocks > 0 {
             self.progress.fetch_add(1, Relaxed);
             inode.subvol.dirty_progress.fetch_add(1, Relaxed);
+            let is_clean = inode.owner().charged(MemoryClass::Dirty) <= 0;
+            let is_busy = self.bytes.is_half_used();
+            self.pace.note_written(inode.node.subvol, blocks, is_busy, is_clean);
         }
         if !self.bytes.is_half_used() {
             self.wake_all();
@@ -198,6 +205,17 @@ impl Filesystem {
             owner.count(MemoryEvent::Forced);
         }
         Ok(())
+    }
+
+    /// Before a write of so many bytes: waits for its part of the time in which write-back writes as
+    /// much, as far as memory is filled (DIRTYPACE-D1).
+    pub(crate) async fn follow_write_back(&self, subvol: &Subvol, bytes: usize) {
+        let (room, owner) = (&self.flusher.room, subvol.volume.owner());
+        let Some(fill) = room.bytes.fill(self.pool.memory(), owner) else { return };
+        let blocks = bytes.div_ceil(BLOCK_BYTES) as u64;
+        if let Some(wait) = room.pace.wait(subvol.id(), blocks, fill) {
+            Box::pin(stalled(owner, || self.rt.now(), wait)).await;
+        }
     }
 
     async fn wait_for_dirty_room(self: &Arc<Self>, subvol: &Subvol) -> Result<()> {

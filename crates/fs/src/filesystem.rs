@@ -111,7 +111,7 @@ impl Filesystem {
             subvols: RwLock::default(),
             moves: FifoMutex::new(),
             inodes: InodeCache::new(pool.memory().clone(), &options),
-            flusher: WritebackScheduler::new(&options),
+            flusher: WritebackScheduler::new(&options, pool.runtime()),
             reaper: Reaper::default(),
             refusals: Refusals::default(),
             atimes: Atimes::new(&options),

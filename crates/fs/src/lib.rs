@@ -49,6 +49,7 @@ mod checksum_mode;
 mod clean;
 mod dir;
 mod dirty_files;
+mod dirty_pace;
 mod dirty_room;
 mod entry_names;
 mod error;

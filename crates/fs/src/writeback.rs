@@ -10,6 +10,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use copyhold_runtime::Rt;
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Nanos, SubvolId};
 use copyhold_volume::tenant_of;
@@ -35,9 +36,9 @@ pub(crate) struct WritebackScheduler {
 }
 
 impl WritebackScheduler {
-    pub(crate) fn new(options: &Options) -> WritebackScheduler {
+    pub(crate) fn new(options: &Options, rt: &Rt) -> WritebackScheduler {
         WritebackScheduler {
-            room: DirtyRoom::new(options.dirty_bytes_max.max(1 << 20)),
+            room: DirtyRoom::new(options.dirty_bytes_max.max(1 << 20), rt.clone()),
             file_bytes_start: options.file_dirty_bytes_start,
             interval: options.writeback_interval,
             list: Mutex::new(List::default()),

@@ -113,6 +113,19 @@ impl Scarce {
         self.parts.note_moved(bytes);
     }
 
+    /// The share of its part that the owner uses; `None` while less than half of the limit is used.
+    pub fn fill(&self, memory: &Memory, owner: &MemoryOwner) -> Option<f64> {
+        if !self.is_half_used() {
+            return None;
+        }
+        self.parts.divide_when_due(memory);
+        let (used, whole) = match memory.arm() {
+            Arm::Off => (self.used(), self.limit()),
+            _ => (owner.charged(self.parts.class).max(0) as u64, owner.part(self.parts.class)),
+        };
+        Some(used as f64 / whole.max(1) as f64)
+    }
+
     /// Whether the owner may use more.
     pub fn admission(&self, memory: &Memory, owner: &MemoryOwner) -> Admission {
         if !self.is_half_used() {

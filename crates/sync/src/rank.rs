@@ -47,6 +47,8 @@ ranks! {
     DirtyFiles,
     /// Failures of write-back, for writers that wait for room.
     DirtyFailures,
+    /// The rates at which dirty data leaves memory.
+    DirtyPace,
     /// Lanes of the callers of each tenant.
     CallerLanes,
     /// A shard of the inodes in memory.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::task::Waker;
 
-use copyhold_types::{BLOCK_BYTES, Buf, Purpose};
+use copyhold_types::{BLOCK_BYTES, Buf, Nanos, Purpose};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{RngCore, SeedableRng};
 
@@ -45,6 +45,9 @@ pub(super) struct DiskState {
     pub(super) host_free: Option<u64>,
     /// The host writes everything to another place: overwritten blocks are free only afterwards.
     pub(super) host_copies: bool,
+    /// The time between the beginnings of two requests, and the beginning of the next.
+    pub(super) interval: Nanos,
+    begins: Nanos,
     /// Where the device really ends.
     pub(super) end: u64,
     /// Where it ended before it grew, and the completion number of the growth, until a flush covers
@@ -57,6 +60,8 @@ impl DiskState {
     pub(super) fn new(seed: u64, disk: SimDisk, rates: FaultRates) -> DiskState {
         DiskState {
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
+            interval: 0,
+            begins: 0,
             end: disk.current.blocks(),
             grown: None,
             durable: disk.durable,
@@ -111,6 +116,13 @@ impl DiskState {
     pub(super) fn begin_discard(&mut self, block: u64, blocks: u64) -> RequestId {
         let fault = self.armed.trip(Kind::Discard);
         self.launch(Request::Discard { block, blocks }, fault)
+    }
+
+    /// The time that a request waits for those before it.
+    pub(super) fn queued(&mut self, now: Nanos) -> Nanos {
+        let begin = self.begins.max(now);
+        self.begins = begin + self.interval;
+        begin - now
     }
 
     /// The writes that the flush which begins now covers, and its fault.

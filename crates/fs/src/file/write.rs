@@ -188,6 +188,9 @@ impl Filesystem {
             return Ok(0);
         }
         before_change(self, inode.subvol.volume.owner()).await?;
+        if !flags.accepted {
+            self.follow_write_back(&inode.subvol, len).await;
+        }
         self.wait_for_room(&inode.subvol).await?;
         if self.overwrite(inode, offset, input, flags).await {
             return Ok(len);

@@ -1,0 +1,239 @@
+//! Writers follow write-back before memory is full.
+//!
+//! Problem.  Memory takes writes faster than the device, until the limit of dirty data is used up.
+//!           From then on all writers wait for the same batch, and fill its room at once: a write
+//!           takes no time or a tenth of a second, and a second while metadata is being flushed.
+//! Idea.     (Linux, `balance_dirty_pages`.) Above half of its part of the limit, a write waits for
+//!           the time in which as much data leaves memory, multiplied by a factor that grows with
+//!           the fill: nothing at half, once at three quarters, ever more towards the end. So the
+//!           fill stays near three quarters, and the last quarter takes the writes while the device
+//!           is busy with other things.
+//! Rate.     Data leaves memory in batches, so the rate is an average: windows of a fifth of a second
+//!           or longer, each with its share of two seconds. The first window is shorter: until then
+//!           no write waits here.
+//! Queue.    The writers of a subvolume have one clock. Each write begins when the waits of those
+//!           before it have ended.
+//!
+//! DIRTYPACE-D1  A write waits here only above half of its part, while half of the limit is used, for
+//!               `WAIT_MAX` at most, and with no lock that suspends a task. Bytes that a cache in
+//!               front took earlier do not wait.
+//! DIRTYPACE-D2  Nothing is kept of a subvolume without dirty data.
+//! DIRTYPACE-D3  Time in which less than half of the limit was used counts for no rate: the device
+//!               may have been idle.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use copyhold_runtime::{BoxFuture, Rt};
+use copyhold_sync::{Mutex, of};
+use copyhold_types::{Nanos, SubvolId};
+
+const SECOND: f64 = 1e9;
+/// The least time over which a rate is measured, and the time over which rates are averaged.
+const WINDOW: Nanos = 200_000_000;
+const FIRST_WINDOW: Nanos = 50_000_000;
+const AVERAGE: Nanos = 2_000_000_000;
+/// Waits shorter than this add up.
+const WAIT_MIN: Nanos = 1_000_000;
+const WAIT_MAX: Nanos = 200_000_000;
+
+pub(crate) struct DirtyPace {
+    rt: Rt,
+    by_subvol: Mutex<BTreeMap<SubvolId, Pace>, of::DirtyPace>,
+    /// Entries of the map.
+    entries: AtomicUsize,
+}
+
+/// Of one subvolume.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    /// Blocks that leave memory in a second; 0: unknown.
+    rate: f64,
+    /// The beginning of the window, and the blocks since.
+    since: Option<Nanos>,
+    blocks: u64,
+    /// The end of all waits so far.
+    end: Nanos,
+}
+
+impl Pace {
+    /// Blocks have left memory. `is_busy`: half of the limit is used.
+    fn note(&mut self, now: Nanos, blocks: u64, is_busy: bool) {
+        let since = match self.since {
+            Some(since) if is_busy => since,
+            // DIRTYPACE-D3.
+            _ => {
+                (self.since, self.blocks) = (is_busy.then_some(now), 0);
+                return;
+            }
+        };
+        self.blocks += blocks;
+        let window = now - since;
+        if window < if self.rate == 0.0 { FIRST_WINDOW } else { WINDOW } {
+            return;
+        }
+        let rate = self.blocks as f64 * SECOND / window as f64;
+        let share = if self.rate == 0.0 { 1.0 } else { (window as f64 / AVERAGE as f64).min(1.0) };
+        self.rate += (rate - self.rate) * share;
+        (self.since, self.blocks) = (Some(now), 0);
+    }
+
+    /// The wait of a write of so many blocks.
+    fn wait(&mut self, now: Nanos, blocks: u64, fill: f64) -> Nanos {
+        if self.rate == 0.0 || fill <= 0.5 {
+            return 0;
+        }
+        // From half of the part to all of it: 0 to infinity, and 1 in the middle.
+        let factor = (fill - 0.5) / (1.0 - fill.min(0.999));
+        let takes = (blocks as f64 * factor * SECOND / self.rate).min(WAIT_MAX as f64) as Nanos;
+        self.end = (self.end.max(now) + takes).min(now + WAIT_MAX);
+        let wait = self.end - now;
+        if wait < WAIT_MIN { 0 } else { wait }
+    }
+}
+
+impl DirtyPace {
+    pub(crate) fn new(rt: Rt) -> DirtyPace {
+        DirtyPace { rt, by_subvol: Mutex::new(BTreeMap::new()), entries: AtomicUsize::new(0) }
+    }
+
+    /// Blocks of a subvolume have left memory. `is_busy`: half of the limit is used. `is_clean`: it
+    /// has no dirty data. Without entries, and while less is used, this is one load.
+    pub(crate) fn note_written(
+        &self,
+        subvol: SubvolId,
+        blocks: usize,
+        is_busy: bool,
+        is_clean: bool,
+    ) {
+        if !is_busy && self.entries.load(Relaxed) == 0 {
+            return;
+        }
+        let mut paces = self.by_subvol.lock();
+        if is_clean {
+            paces.remove(&subvol); // DIRTYPACE-D2
+        } else if is_busy || paces.contains_key(&subvol) {
+            paces.entry(subvol).or_default().note(self.rt.now(), blocks as u64, is_busy);
+        }
+        self.entries.store(paces.len(), Relaxed);
+    }
+
+    /// The wait of a write, if it is worth a timer.
+    pub(crate) fn wait(
+        &self,
+        subvol: SubvolId,
+        blocks: u64,
+        fill: f64,
+    ) -> Option<BoxFuture<'static, ()>> {
+        let wait = self.by_subvol.lock().get_mut(&subvol)?.wait(self.rt.now(), blocks, fill);
+        (wait > 0).then(|| self.rt.sleep(Duration::from_nanos(wait)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use copyhold_runtime::{Runtime, SeededRuntime};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: Nanos = 1_000_000;
+
+    /// 1,000 blocks a second.
+    fn measured() -> Pace {
+        let mut pace = Pace::default();
+        (0..10).for_each(|n| pace.note(n * 250 * MS, 250, true));
+        pace
+    }
+
+    #[test]
+    fn a_rate_is_that_of_the_time_in_which_half_of_the_limit_is_used() {
+        let mut pace = measured();
+        assert_eq!(pace.rate, 1000.0);
+        pace.note(2300 * MS, 1, false);
+        pace.note(60_000 * MS, 5000, true);
+        assert_eq!(pace.rate, 1000.0, "DIRTYPACE-D3");
+        // A tenth of the time of an average, at 2,000 a second.
+        pace.note(60_200 * MS, 400, true);
+        assert_eq!(pace.rate, 1100.0);
+    }
+
+    #[test]
+    fn a_write_waits_for_the_time_of_its_blocks_behind_the_writes_before_it() {
+        let mut pace = measured();
+        let now = 10_000 * MS;
+        assert_eq!(Pace::default().wait(now, 9, 0.9), 0, "the rate is unknown");
+        assert_eq!(pace.wait(now, 9, 0.5), 0, "DIRTYPACE-D1");
+        assert_eq!([1, 2, 3].map(|_| pace.wait(now, 5, 0.75)), [5 * MS, 10 * MS, 15 * MS]);
+        assert_eq!(pace.wait(now + 15 * MS, 5, 0.875), 15 * MS, "nearer to the end");
+        assert_eq!(pace.wait(now, 1000, 2.0), WAIT_MAX, "DIRTYPACE-D1");
+    }
+
+    #[test]
+    fn waits_that_are_too_short_for_a_timer_add_up() {
+        let mut pace = measured();
+        let waits = (0..5).map(|_| pace.wait(0, 1, 0.6)).filter(|&wait| wait > 0);
+        assert_eq!(waits.count(), 1, "of a quarter of a block each");
+    }
+
+    /// DIRTYPACE-D2.
+    #[test]
+    fn nothing_is_kept_of_a_subvolume_without_dirty_data() {
+        let rt = SeededRuntime::new(1);
+        let pace = DirtyPace::new(rt.clone());
+        let subvol = SubvolId(7);
+        rt.block_on(async {
+            for _ in 0..3 {
+                pace.note_written(subvol, 100, true, false);
+                rt.sleep(Duration::from_millis(100)).await;
+            }
+            assert!(pace.wait(subvol, 100, 0.9).is_some());
+            assert!(pace.wait(SubvolId(8), 100, 0.9).is_none());
+            pace.note_written(SubvolId(8), 1, false, false);
+            pace.note_written(subvol, 1, false, true);
+            assert_eq!((pace.by_subvol.lock().len(), pace.entries.load(Relaxed)), (0, 0));
+        });
+    }
+
+    proptest! {
+        /// A device writes batches, writers write as fast as they may: memory neither fills nor
+        /// becomes empty, whatever the rate, and a pause of the device fits into the last quarter.
+        #[test]
+        fn memory_stays_near_three_quarters(
+            rate in 500_u64..20_000,
+            writers in 1_usize..64,
+            blocks in 1_u64..16,
+        ) {
+            let writers = writers.min((rate / blocks / 20) as usize + 1);
+            // Memory for two seconds, and batches of a 32nd of them.
+            let (limit, batch) = (2 * rate, rate / 16);
+            let (mut pace, mut dirty) = (Pace::default(), limit / 2);
+            let mut next = vec![0; writers];
+            let (mut ends, second) = (batch * 1_000_000_000 / rate, 1_000_000_000);
+            while ends < 15 * second {
+                // The next event: a write, or the end of a batch.
+                let (writer, at) =
+                    next.iter().copied().enumerate().min_by_key(|next| next.1).expect("one");
+                if at < ends {
+                    let wait = match dirty + blocks > limit {
+                        true => 10 * MS,
+                        false => {
+                            dirty += blocks;
+                            pace.wait(at, blocks, dirty as f64 / limit as f64)
+                        }
+                    };
+                    next[writer] = at + wait.max(blocks * 1000);
+                    continue;
+                }
+                dirty -= batch.min(dirty);
+                pace.note(ends, batch, dirty >= limit / 2);
+                if ends > 8 * second {
+                    let fill = dirty as f64 / limit as f64;
+                    prop_assert!((0.45..0.9).contains(&fill), "{fill}, {pace:?}");
+                }
+                ends += batch * second / rate;
+            }
+        }
+    }
+}
