@@ -19,6 +19,7 @@ use crate::owner::{Memory, MemoryClass, MemoryOwner};
 use crate::picture::Picture;
 use crate::place::{GroupLimits, Place, Slot};
 use crate::protection::{GroupUse, Promise};
+use crate::tree::Tree;
 
 impl MemoryOwner {
     pub fn limits(&self) -> GroupLimits {
@@ -61,48 +62,60 @@ impl MemoryOwner {
 impl Memory {
     /// All groups with some usage.
     pub fn picture(&self) -> Picture {
-        self.draw(MemoryOwner::usage, MemoryOwner::note_peak)
+        draw(&self.tree(), MemoryOwner::usage, MemoryOwner::note_peak)
     }
 
     /// All groups with some usage of a class, which is the usage here.
     pub fn picture_of(&self, class: MemoryClass) -> Picture {
-        self.draw(|owner| owner.charged(class).max(0) as u64, |_, _| {})
+        picture_of(&Tree::of(self.users(class)), class)
     }
 
-    /// `own`: the usage of an owner; `sees` each group that holds others, with all of them.
-    fn draw(&self, own: impl Fn(&MemoryOwner) -> u64, sees: impl Fn(&MemoryOwner, u64)) -> Picture {
-        let tree = self.tree();
-        // One look at each owner: there may be many, and each is on cache lines of its own.
-        let seen: Vec<(u64, GroupLimits)> =
-            tree.owners.iter().map(|owner| (own(owner), owner.limits())).collect();
-        let usage = tree.sums(seen.iter().map(|(own, _)| *own).collect(), |sum, more| *sum += more);
-        let mut picture = Picture::with_room(usage.iter().filter(|usage| **usage > 0).count() + 1);
-        let all = tree.tops().map(|top| usage[top]).sum();
-        picture.push(GroupUse { usage: all, ..GroupUse::default() }, None, None);
-        // MEMGROUP-T2.
-        let children = tree.children(|at| usage[at] > 0);
-        let tops = tree.tops().rev().filter(|top| usage[*top] > 0);
-        let mut todo: Vec<(usize, usize)> = tops.map(|top| (top, 0)).collect();
-        while let Some((at, parent)) = todo.pop() {
-            let ((own, limits), slot) = (seen[at], Some(tree.slots[at]));
-            let GroupLimits { promise, weight, .. } = limits;
-            let (parent, claimed) = (Some(parent), Promise::default());
-            let group = GroupUse { parent, usage: usage[at], promise, weight, claimed };
-            let Some(children) = children.get(&at) else {
-                picture.push(group, slot, slot);
-                continue;
-            };
-            // That of a group alone is noted by its charges.
-            sees(&tree.owners[at], usage[at]);
-            let place = picture.push(group, None, slot);
-            // MEMGROUP-T1.
-            let GroupLimits { promise, weight, .. } = GroupLimits::default();
-            let parent = Some(place);
-            picture.push(GroupUse { parent, usage: own, promise, weight, claimed }, slot, None);
-            todo.extend(children.iter().rev().map(|child| (*child, place)));
-        }
-        picture
+    #[cfg(test)]
+    pub(crate) fn picture_of_all(&self, class: MemoryClass) -> Picture {
+        picture_of(&self.tree(), class)
     }
+}
+
+fn picture_of(tree: &Tree, class: MemoryClass) -> Picture {
+    draw(tree, |owner| owner.charged(class).max(0) as u64, |_, _| {})
+}
+
+/// `own`: the usage of an owner; `sees` each group that holds others, with all of them.
+fn draw(
+    tree: &Tree,
+    own: impl Fn(&MemoryOwner) -> u64,
+    sees: impl Fn(&MemoryOwner, u64),
+) -> Picture {
+    // One look at each owner: there may be many, and each is on cache lines of its own.
+    let seen: Vec<(u64, GroupLimits)> =
+        tree.owners.iter().map(|owner| (own(owner), owner.limits())).collect();
+    let usage = tree.sums(seen.iter().map(|(own, _)| *own).collect(), |sum, more| *sum += more);
+    let mut picture = Picture::with_room(usage.iter().filter(|usage| **usage > 0).count() + 1);
+    let all = tree.tops().map(|top| usage[top]).sum();
+    picture.push(GroupUse { usage: all, ..GroupUse::default() }, None, None);
+    // MEMGROUP-T2.
+    let children = tree.children(|at| usage[at] > 0);
+    let tops = tree.tops().rev().filter(|top| usage[*top] > 0);
+    let mut todo: Vec<(usize, usize)> = tops.map(|top| (top, 0)).collect();
+    while let Some((at, parent)) = todo.pop() {
+        let ((own, limits), slot) = (seen[at], Some(tree.slots[at]));
+        let GroupLimits { promise, weight, .. } = limits;
+        let (parent, claimed) = (Some(parent), Promise::default());
+        let group = GroupUse { parent, usage: usage[at], promise, weight, claimed };
+        let Some(children) = children.get(&at) else {
+            picture.push(group, slot, slot);
+            continue;
+        };
+        // That of a group alone is noted by its charges.
+        sees(&tree.owners[at], usage[at]);
+        let place = picture.push(group, None, slot);
+        // MEMGROUP-T1.
+        let GroupLimits { promise, weight, .. } = GroupLimits::default();
+        let parent = Some(place);
+        picture.push(GroupUse { parent, usage: own, promise, weight, claimed }, slot, None);
+        todo.extend(children.iter().rev().map(|child| (*child, place)));
+    }
+    picture
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ mod scarce;
 mod shares;
 mod stall;
 mod tree;
+mod users;
 mod walk;
 
 pub use at_limit::{AtLimit, Need};

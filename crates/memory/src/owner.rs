@@ -27,6 +27,7 @@ use crate::ledger::{Judged, Ledger, STEP};
 use crate::place::{Place, Slot};
 use crate::pressure::Stalls;
 use crate::scan::Arm;
+use crate::users::{Listed, Users};
 
 /// A kind of object in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,6 +103,7 @@ struct Slots {
     /// Owners that there were.
     made: AtomicU64,
     ledger: Arc<Ledger>,
+    users: Users,
 }
 
 /// A counter of memory by class. Clones are the same owner.
@@ -118,6 +120,7 @@ struct Counted {
     place: Place,
     /// The part of a class that is its own when that is scarce (SCARCE-P3).
     parts: [AtomicU64; MemoryClass::ALL.len()],
+    listed: Listed,
     slots: Weak<Slots>,
     ledger: Arc<Ledger>,
     judged: Judged,
@@ -183,6 +186,17 @@ impl Memory {
         self.slots.all()
     }
 
+    pub(crate) fn lists(&self) -> &Users {
+        &self.slots.users
+    }
+
+    /// Those of these slots, in ascending order, that exist.
+    pub(crate) fn owners_at(&self, slots: &[Slot]) -> Vec<MemoryOwner> {
+        let owners = self.slots.owners.lock();
+        let at = |slot: &Slot| owners.get(slot.0 as usize)?.upgrade().map(MemoryOwner);
+        slots.iter().filter_map(at).collect()
+    }
+
     pub(crate) fn budget_cell(&self) -> &AtomicU64 {
         &self.budget
     }
@@ -238,6 +252,7 @@ impl MemoryOwner {
             record,
             place,
             parts,
+            listed: Listed::default(),
             slots: slots_of,
             ledger: slots.ledger.clone(),
             judged: Judged::default(),
@@ -269,6 +284,17 @@ impl MemoryOwner {
 
     pub(crate) fn set_part(&self, class: MemoryClass, bytes: u64) {
         self.0.parts[class as usize].store(bytes, Relaxed);
+    }
+
+    pub(crate) fn listed(&self) -> &Listed {
+        &self.0.listed
+    }
+
+    /// Enters this owner in the list of a class.
+    pub(crate) fn enter_list(&self, class: MemoryClass) {
+        if let Some(slots) = self.0.slots.upgrade() {
+            slots.users.note(self, class);
+        }
     }
 
     pub(crate) fn record(&self) -> &Record {
@@ -329,6 +355,9 @@ impl MemoryOwner {
     /// when it is dropped (CHARGE-C1); where it has a word for that, [`Self::charge`] does.
     pub fn add(&self, class: MemoryClass, bytes: i64) {
         let before = self.0.charged.0[class as usize].fetch_add(bytes, Relaxed);
+        if before <= 0 && before.wrapping_add(bytes) > 0 {
+            self.begins_to_use(class);
+        }
         // CHARGE-C3.
         let steps = (before.wrapping_add(bytes) / STEP).abs_diff(before / STEP);
         if steps > 0 {

@@ -6,7 +6,8 @@
 //!           class now, at each level of the tree. Beyond its part a group waits, for its own
 //!           memory to come back; below it, it goes on. An eighth of the limit is in no part: room
 //!           for a group that begins when the others have theirs.
-//! In core.  A part for each owner, computed anew when some of the class has come or gone.
+//! In core.  A part for each owner, computed anew when some of the class has come or gone, with a
+//!           look at the owners that use some of it (`users`).
 //!
 //! SCARCE-P1  While less than half of the limit is used, no group waits: so one that is alone, or
 //!            beside others that use little, is not held to its part.
@@ -18,6 +19,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use copyhold_sync::{Mutex, of};
 
 use crate::over::{OverTurns, parts};
 use crate::owner::{Memory, MemoryClass, MemoryOwner};
@@ -41,6 +44,8 @@ pub struct Parts {
     moved: AtomicU64,
     /// How often they were computed.
     divisions: AtomicU64,
+    /// The owners that have a part.
+    divided: Mutex<Vec<Slot>, of::MemoryDivided>,
 }
 
 /// Whether a group may use more of a class.
@@ -143,7 +148,8 @@ impl Scarce {
 impl Parts {
     pub fn new(class: MemoryClass, limit: u64) -> Parts {
         let limit = AtomicU64::new(limit);
-        Parts { class, limit, moved: AtomicU64::new(u64::MAX / 2), divisions: AtomicU64::new(0) }
+        let (moved, divisions) = (AtomicU64::new(u64::MAX / 2), AtomicU64::new(0));
+        Parts { class, limit, moved, divisions, divided: Mutex::new(Vec::new()) }
     }
 
     /// So many bytes of the class came or went.
@@ -172,12 +178,19 @@ impl Parts {
         let picture = memory.picture_of(self.class);
         let parts = parts(&picture.groups, limit - limit / 8);
         let lists = picture.lists.iter().zip(parts);
-        let by_slot: BTreeMap<Slot, u64> =
+        let mut by_slot: BTreeMap<Slot, u64> =
             lists.filter_map(|(slot, part)| Some(((*slot)?, part))).collect();
-        for owner in memory.owners() {
-            let part = by_slot.get(&owner.slot()).copied().unwrap_or(limit);
-            owner.set_part(self.class, part);
+        let mut divided = self.divided.lock();
+        let slots: Vec<Slot> = by_slot.keys().copied().collect();
+        for slot in std::mem::replace(&mut *divided, slots) {
+            by_slot.entry(slot).or_insert(limit);
         }
+        let slots: Vec<Slot> = by_slot.keys().copied().collect();
+        let owners = memory.owners_at(&slots);
+        for owner in &owners {
+            owner.set_part(self.class, by_slot[&owner.slot()]);
+        }
+        drop(divided);
         self.divisions.fetch_add(1, Relaxed);
     }
 }

@@ -21,7 +21,13 @@ pub(crate) struct Tree {
 
 impl Memory {
     pub(crate) fn tree(&self) -> Tree {
-        let owners = self.owners();
+        Tree::of(self.owners())
+    }
+}
+
+impl Tree {
+    /// Of owners by slot, with all that hold one of them.
+    pub(crate) fn of(owners: Vec<MemoryOwner>) -> Tree {
         let slots: Vec<Slot> = owners.iter().map(MemoryOwner::slot).collect();
         // Slots are ascending, so that of a holder leads to its place.
         let holder = |owner: &MemoryOwner| {
@@ -32,9 +38,7 @@ impl Memory {
         let holders = owners.iter().map(holder).collect();
         Tree::new(owners, slots, holders)
     }
-}
 
-impl Tree {
     fn new(owners: Vec<MemoryOwner>, slots: Vec<Slot>, mut holders: Vec<Option<usize>>) -> Tree {
         let depth = |at: usize| {
             let up = std::iter::successors(Some(at), |at| holders[*at]);

@@ -261,6 +261,10 @@ ranks! {
     MemoryMoves,
     /// The picture of groups that walks share.
     MemoryPicture,
+    /// The owners that have a part of a class.
+    MemoryDivided,
+    /// The owners that use a class of memory.
+    MemoryUsers,
     /// The owners, by slot.
     MemoryOwners,
     /// Slots that are free.

@@ -1,0 +1,181 @@
+//! The owners that use a class, found without a look at all.
+//!
+//! Problem.  Of a hundred thousand subvolumes a few have unflushed edits or dirty data. To share
+//!           these out, only those few matter; a look at all takes longer than the work that it is
+//!           to divide.
+//! Idea.     An owner whose charge rises from nothing enters a list of the class. A reader of the
+//!           list takes out the owners whose charge is nothing again.
+//!
+//! USERS-U1  An owner with some of a class is on its list, or is being entered by the thread that
+//!           charges it.
+//! USERS-U2  An owner is on a list once. A list is as long as there are owners with some of the
+//!           class, and those that had some since its last reading.
+//!
+//! A charge that begins at nothing costs a load, and a lock if the owner is not on the list.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU8, fence};
+
+use copyhold_sync::{Mutex, of};
+
+use crate::owner::{Memory, MemoryClass, MemoryOwner};
+use crate::place::Slot;
+
+/// The owners that use a class, by class.
+#[derive(Debug, Default)]
+pub(crate) struct Users([Mutex<Vec<Slot>, of::MemoryUsers>; MemoryClass::ALL.len()]);
+
+/// The classes on whose lists an owner is.
+#[derive(Debug, Default)]
+pub(crate) struct Listed(AtomicU8);
+
+/// Whether the class has a list: it is one that is divided. The charge of another class may begin
+/// at nothing with each request.
+fn has_list(class: MemoryClass) -> bool {
+    matches!(class, MemoryClass::Dirty | MemoryClass::Edit | MemoryClass::Name)
+}
+
+impl Listed {
+    fn bit(class: MemoryClass) -> u8 {
+        1 << class as usize
+    }
+
+    fn is_on(&self, class: MemoryClass) -> bool {
+        self.0.load(Relaxed) & Listed::bit(class) != 0
+    }
+
+    /// Whether it was not on the list.
+    fn enter(&self, class: MemoryClass) -> bool {
+        self.0.fetch_or(Listed::bit(class), Relaxed) & Listed::bit(class) == 0
+    }
+
+    fn leave(&self, class: MemoryClass) {
+        self.0.fetch_and(!Listed::bit(class), Relaxed);
+    }
+}
+
+impl Users {
+    /// The owner has some of a class, and had none before.
+    pub(crate) fn note(&self, owner: &MemoryOwner, class: MemoryClass) {
+        // This thread sees that a reader has taken the owner out, or the reader sees the charge.
+        fence(SeqCst);
+        if !owner.listed().is_on(class) && owner.listed().enter(class) {
+            self.0[class as usize].lock().push(owner.slot());
+        }
+    }
+}
+
+impl MemoryOwner {
+    /// A charge rises from nothing.
+    pub(crate) fn begins_to_use(&self, class: MemoryClass) {
+        if has_list(class) {
+            self.enter_list(class);
+        }
+    }
+}
+
+impl Memory {
+    /// At least the owners that have some of a class, and all that hold one of these; by slot.
+    pub(crate) fn users(&self, class: MemoryClass) -> Vec<MemoryOwner> {
+        if !has_list(class) {
+            return self.owners();
+        }
+        let mut found = self.with_some(class);
+        let above: Vec<MemoryOwner> = found.iter().flat_map(MemoryOwner::above).collect();
+        found.extend(above);
+        found.sort_by_key(MemoryOwner::slot);
+        found.dedup();
+        found
+    }
+
+    fn with_some(&self, class: MemoryClass) -> Vec<MemoryOwner> {
+        let mut list = self.lists().0[class as usize].lock();
+        let mut slots = std::mem::take(&mut *list);
+        slots.sort();
+        slots.dedup();
+        // A later owner in the slot of one that has ended enters the list by itself.
+        let (owners, gone): (Vec<_>, Vec<_>) =
+            self.owners_at(&slots).into_iter().partition(|owner| stays(owner, class));
+        list.extend(owners.iter().map(MemoryOwner::slot));
+        drop(list);
+        // An owner may end with this.
+        drop(gone);
+        owners
+    }
+}
+
+/// Whether an owner stays on the list. One without a charge leaves, unless it is charged meanwhile.
+fn stays(owner: &MemoryOwner, class: MemoryClass) -> bool {
+    if !owner.listed().is_on(class) || owner.charged(class) > 0 {
+        return owner.listed().is_on(class);
+    }
+    owner.listed().leave(class);
+    fence(SeqCst);
+    owner.charged(class) > 0 && owner.listed().enter(class)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::over::parts;
+
+    const CLASS: MemoryClass = MemoryClass::Edit;
+
+    #[test]
+    fn idle_owners_are_not_looked_at() {
+        let memory = Memory::default();
+        let owners: Vec<MemoryOwner> = (0..1000).map(|_| memory.add_owner()).collect();
+        owners[10].set_holder(Some(&owners[20]));
+        let charges: Vec<_> = [10, 30].map(|at| owners[at].charge(CLASS, 1)).into();
+        let slots = |of: &[usize]| of.iter().map(|at| owners[*at].slot()).collect::<Vec<_>>();
+        let users = || memory.users(CLASS).iter().map(MemoryOwner::slot).collect::<Vec<_>>();
+        assert_eq!(users(), slots(&[10, 20, 30]), "USERS-U1");
+        drop(charges);
+        assert_eq!((users(), memory.users(CLASS).len()), (Vec::new(), 0), "USERS-U2");
+        let _again = owners[10].charge(CLASS, 1);
+        assert_eq!(users(), slots(&[10, 20]));
+    }
+
+    #[test]
+    fn a_list_does_not_grow_with_charges_that_end() {
+        let memory = Memory::default();
+        for _ in 0..100 {
+            let owner = memory.add_owner();
+            (0..100).for_each(|_| drop(owner.charge(CLASS, 1)));
+        }
+        let listed = || memory.lists().0[CLASS as usize].lock().len();
+        assert_eq!(listed(), 100, "USERS-U2");
+        memory.users(CLASS);
+        assert_eq!(listed(), 0);
+    }
+
+    proptest! {
+        /// USERS-U1: parts are the same as those of a picture of all owners.
+        #[test]
+        fn parts_are_those_of_a_look_at_all(
+            steps in prop::collection::vec((0..12_usize, 0..12_usize, 0..4_u8), 1..80),
+        ) {
+            let memory = Memory::default();
+            let mut owners: Vec<MemoryOwner> = (0..12).map(|_| memory.add_owner()).collect();
+            let mut charges: Vec<Vec<crate::MemoryCharge>> = (0..12).map(|_| Vec::new()).collect();
+            for (at, other, step) in steps {
+                match step {
+                    0 => charges[at].push(owners[at].charge(CLASS, 1 + other as i64)),
+                    1 => drop(charges[at].pop()),
+                    2 => owners[at].set_holder((at != other).then_some(&owners[other])),
+                    // A later owner has its slot.
+                    _ => {
+                        charges[at].clear();
+                        owners[at] = memory.add_owner();
+                    }
+                }
+                let some = memory.picture_of(CLASS);
+                let all = memory.picture_of_all(CLASS);
+                prop_assert_eq!(&some.lists, &all.lists);
+                prop_assert_eq!(parts(&some.groups, 7000), parts(&all.groups, 7000));
+            }
+        }
+    }
+}
