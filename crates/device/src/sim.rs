@@ -242,7 +242,7 @@ impl SimDevice {
         check_bounds(&self.shared.name, self.shared.blocks.load(Relaxed), block, blocks)
     }
 
-    /// The time of a request, drawn at random, behind the requests before it if the device is limited.
+    /// The time of a request, drawn at random, and its wait for the requests before it.
     fn delay(&self, state: &mut DiskState, range: &Range<Nanos>) -> BoxFuture<'static, ()> {
         let width = range.end.saturating_sub(range.start).max(1);
         let mut nanos = range.start + state.rng.next_u64() % width;

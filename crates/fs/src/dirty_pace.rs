@@ -8,15 +8,15 @@
 //!           the fill: nothing at half, once at three quarters, ever more towards the end. So the
 //!           fill stays near three quarters, and the last quarter takes the writes while the device
 //!           is busy with other things.
-//! Rate.     Data leaves memory in batches, so the rate is an average: windows of a fifth of a second
-//!           or longer, each with its share of two seconds. The first window is shorter: until then
-//!           no write waits here.
+//! Rate.     Data leaves memory in batches, so the rate is an average: windows of a fifth of a
+//!           second or longer, each with its share of two seconds. The first window is shorter:
+//!           until then no write waits here.
 //! Queue.    The writers of a subvolume have one clock. Each write begins when the waits of those
 //!           before it have ended.
 //!
-//! DIRTYPACE-D1  A write waits here only above half of its part, while half of the limit is used, for
-//!               `WAIT_MAX` at most, and with no lock that suspends a task. Bytes that a cache in
-//!               front took earlier do not wait.
+//! DIRTYPACE-D1  A write waits here only above half of its part, while half of the limit is used,
+//!               for `WAIT_MAX` at most, and with no lock that suspends a task. Bytes that a cache
+//!               in front took earlier do not wait.
 //! DIRTYPACE-D2  Nothing is kept of a subvolume without dirty data.
 //! DIRTYPACE-D3  Time in which less than half of the limit was used counts for no rate: the device
 //!               may have been idle.

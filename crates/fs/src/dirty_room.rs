@@ -207,17 +207,6 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Before a write of so many bytes: waits for its part of the time in which write-back writes as
-    /// much, as far as memory is filled (DIRTYPACE-D1).
-    pub(crate) async fn follow_write_back(&self, subvol: &Subvol, bytes: usize) {
-        let (room, owner) = (&self.flusher.room, subvol.volume.owner());
-        let Some(fill) = room.bytes.fill(self.pool.memory(), owner) else { return };
-        let blocks = bytes.div_ceil(BLOCK_BYTES) as u64;
-        if let Some(wait) = room.pace.wait(subvol.id(), blocks, fill) {
-            Box::pin(stalled(owner, || self.rt.now(), wait)).await;
-        }
-    }
-
     async fn wait_for_dirty_room(self: &Arc<Self>, subvol: &Subvol) -> Result<()> {
         let waiting = &self.flusher.room;
         let _waiter = Waiter::of(self, subvol);
@@ -259,6 +248,17 @@ impl Filesystem {
                 (owner.charged(MemoryClass::Dirty) > 0 && is_above_max(owner)).then_some(Wait::Own)
             }
         }
+    }
+}
+
+/// Before a write of so many bytes: waits for its part of the time in which as much data is written
+/// back, as far as memory is filled (DIRTYPACE-D1).
+pub(crate) async fn follow_write_back(fs: &Filesystem, subvol: &Subvol, bytes: usize) {
+    let (room, owner) = (&fs.flusher.room, subvol.volume.owner());
+    let Some(fill) = room.bytes.fill(fs.pool.memory(), owner) else { return };
+    let blocks = bytes.div_ceil(BLOCK_BYTES) as u64;
+    if let Some(wait) = room.pace.wait(subvol.id(), blocks, fill) {
+        Box::pin(stalled(owner, || fs.rt.now(), wait)).await;
     }
 }
 

@@ -24,6 +24,7 @@ mod ghosts;
 mod group;
 mod ledger;
 mod limit;
+mod listed;
 mod over;
 mod own;
 mod owner;

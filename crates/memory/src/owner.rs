@@ -24,10 +24,10 @@ use crate::LOOKUP_BYTES;
 use crate::drawn::Drawn;
 use crate::events::CountCells;
 use crate::ledger::{Judged, Ledger, STEP};
+use crate::listed::{Listed, Lists};
 use crate::place::{Place, Slot};
 use crate::pressure::Stalls;
 use crate::scan::Arm;
-use crate::users::{Listed, Users};
 
 /// A kind of object in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,6 +75,12 @@ impl MemoryClass {
             MemoryClass::Request => "request",
         }
     }
+
+    /// Whether its users are on a list: it is one that is divided when it is scarce. The charge of
+    /// another class may begin at nothing with each request.
+    pub(crate) fn has_list(self) -> bool {
+        matches!(self, MemoryClass::Dirty | MemoryClass::Edit | MemoryClass::Name)
+    }
 }
 
 /// On lines of its own, so that no two owners share one.
@@ -103,7 +109,7 @@ struct Slots {
     /// Owners that there were.
     made: AtomicU64,
     ledger: Arc<Ledger>,
-    users: Users,
+    users: Lists,
 }
 
 /// A counter of memory by class. Clones are the same owner.
@@ -186,7 +192,7 @@ impl Memory {
         self.slots.all()
     }
 
-    pub(crate) fn lists(&self) -> &Users {
+    pub(crate) fn lists(&self) -> &Lists {
         &self.slots.users
     }
 
@@ -290,10 +296,12 @@ impl MemoryOwner {
         &self.0.listed
     }
 
-    /// Enters this owner in the list of a class.
-    pub(crate) fn enter_list(&self, class: MemoryClass) {
-        if let Some(slots) = self.0.slots.upgrade() {
-            slots.users.note(self, class);
+    /// A charge rises from nothing.
+    fn begins_to_use(&self, class: MemoryClass) {
+        if class.has_list()
+            && let Some(slots) = self.0.slots.upgrade()
+        {
+            slots.users.note(class as usize, self.slot(), &self.0.listed);
         }
     }
 

@@ -13,71 +13,12 @@
 //!
 //! A charge that begins at nothing costs a load, and a lock if the owner is not on the list.
 
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicU8, fence};
-
-use copyhold_sync::{Mutex, of};
-
 use crate::owner::{Memory, MemoryClass, MemoryOwner};
-use crate::place::Slot;
-
-/// The owners that use a class, by class.
-#[derive(Debug, Default)]
-pub(crate) struct Users([Mutex<Vec<Slot>, of::MemoryUsers>; MemoryClass::ALL.len()]);
-
-/// The classes on whose lists an owner is.
-#[derive(Debug, Default)]
-pub(crate) struct Listed(AtomicU8);
-
-/// Whether the class has a list: it is one that is divided. The charge of another class may begin
-/// at nothing with each request.
-fn has_list(class: MemoryClass) -> bool {
-    matches!(class, MemoryClass::Dirty | MemoryClass::Edit | MemoryClass::Name)
-}
-
-impl Listed {
-    fn bit(class: MemoryClass) -> u8 {
-        1 << class as usize
-    }
-
-    fn is_on(&self, class: MemoryClass) -> bool {
-        self.0.load(Relaxed) & Listed::bit(class) != 0
-    }
-
-    /// Whether it was not on the list.
-    fn enter(&self, class: MemoryClass) -> bool {
-        self.0.fetch_or(Listed::bit(class), Relaxed) & Listed::bit(class) == 0
-    }
-
-    fn leave(&self, class: MemoryClass) {
-        self.0.fetch_and(!Listed::bit(class), Relaxed);
-    }
-}
-
-impl Users {
-    /// The owner has some of a class, and had none before.
-    pub(crate) fn note(&self, owner: &MemoryOwner, class: MemoryClass) {
-        // This thread sees that a reader has taken the owner out, or the reader sees the charge.
-        fence(SeqCst);
-        if !owner.listed().is_on(class) && owner.listed().enter(class) {
-            self.0[class as usize].lock().push(owner.slot());
-        }
-    }
-}
-
-impl MemoryOwner {
-    /// A charge rises from nothing.
-    pub(crate) fn begins_to_use(&self, class: MemoryClass) {
-        if has_list(class) {
-            self.enter_list(class);
-        }
-    }
-}
 
 impl Memory {
     /// At least the owners that have some of a class, and all that hold one of these; by slot.
     pub(crate) fn users(&self, class: MemoryClass) -> Vec<MemoryOwner> {
-        if !has_list(class) {
+        if !class.has_list() {
             return self.owners();
         }
         let mut found = self.with_some(class);
@@ -89,29 +30,22 @@ impl Memory {
     }
 
     fn with_some(&self, class: MemoryClass) -> Vec<MemoryOwner> {
-        let mut list = self.lists().0[class as usize].lock();
-        let mut slots = std::mem::take(&mut *list);
-        slots.sort();
-        slots.dedup();
-        // A later owner in the slot of one that has ended enters the list by itself.
-        let (owners, gone): (Vec<_>, Vec<_>) =
-            self.owners_at(&slots).into_iter().partition(|owner| stays(owner, class));
-        list.extend(owners.iter().map(MemoryOwner::slot));
-        drop(list);
-        // An owner may end with this.
+        let (owners, gone) = self.lists().read(class as usize, |slots| {
+            let owners = self.owners_at(slots).into_iter();
+            let (owners, gone): (Vec<_>, Vec<_>) = owners.partition(|of| stays(of, class));
+            (owners.iter().map(MemoryOwner::slot).collect(), (owners, gone))
+        });
+        // An owner may end with this, and the list is not locked.
         drop(gone);
         owners
     }
 }
 
-/// Whether an owner stays on the list. One without a charge leaves, unless it is charged meanwhile.
+/// Whether an owner stays on the list. A later owner in the slot of one that has ended enters the
+/// list by itself.
 fn stays(owner: &MemoryOwner, class: MemoryClass) -> bool {
-    if !owner.listed().is_on(class) || owner.charged(class) > 0 {
-        return owner.listed().is_on(class);
-    }
-    owner.listed().leave(class);
-    fence(SeqCst);
-    owner.charged(class) > 0 && owner.listed().enter(class)
+    let (listed, is_charged) = (owner.listed(), || owner.charged(class) > 0);
+    listed.is_on(class as usize) && (is_charged() || listed.leave(class as usize, is_charged))
 }
 
 #[cfg(test)]
@@ -145,7 +79,7 @@ mod tests {
             let owner = memory.add_owner();
             (0..100).for_each(|_| drop(owner.charge(CLASS, 1)));
         }
-        let listed = || memory.lists().0[CLASS as usize].lock().len();
+        let listed = || memory.lists().len(CLASS as usize);
         assert_eq!(listed(), 100, "USERS-U2");
         memory.users(CLASS);
         assert_eq!(listed(), 0);

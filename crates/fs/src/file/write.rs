@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 
 use super::extent_map::extent_bytes;
 use super::slot::Slot;
+use crate::dirty_room::follow_write_back;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::KEY_BYTES;
 use crate::permit::Way;
@@ -189,7 +190,7 @@ impl Filesystem {
         }
         before_change(self, inode.subvol.volume.owner()).await?;
         if !flags.accepted {
-            self.follow_write_back(&inode.subvol, len).await;
+            follow_write_back(self, &inode.subvol, len).await;
         }
         self.wait_for_room(&inode.subvol).await?;
         if self.overwrite(inode, offset, input, flags).await {
