@@ -5,7 +5,7 @@
 //! device. Another file is overwritten at random by writers with one write in flight each. They are
 //! faster than the device, so memory is full of dirty data.
 //!
-//! `WRITES=100000 cargo test --release -p copyhold-fs --test limited -- --nocapture` prints a table.
+//! `WRITES=100000 cargo test --release -p copyhold-fs --test limited -- --nocapture` prints them.
 
 #![allow(clippy::disallowed_methods)] // it has arguments
 
