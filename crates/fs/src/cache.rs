@@ -140,6 +140,11 @@ impl InodeCache {
         known.inode.clone()
     }
 
+    /// Whether an inode is in memory; no use of it.
+    pub(crate) fn has(&self, node: NodeId) -> bool {
+        self.shard(node).map.lock().is_cached(node)
+    }
+
     /// Taken, and the cache asked again, before an inode is read from the table (CACHE-C1).
     pub(crate) async fn loading(&self, node: NodeId) -> FifoMutexGuard<'_> {
         self.shard(node).load.lock().await

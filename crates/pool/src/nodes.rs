@@ -66,6 +66,11 @@ impl NodeStore {
         &self.balance
     }
 
+    /// Bytes of nodes that the cache has room for.
+    pub(crate) fn cache_room(&self) -> usize {
+        self.cache.bytes_max()
+    }
+
     /// Keeps a node for `owner`; none: it is shared.
     pub(crate) fn keep(&self, ptr: &NodePtr, node: Arc<Node>, owner: Option<&MemoryOwner>) {
         let owner = owner.unwrap_or(self.memory.shared());

@@ -86,6 +86,11 @@ impl NodeCache {
         })
     }
 
+    /// The bound, over all shards.
+    pub fn bytes_max(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().nodes.bytes_max()).sum()
+    }
+
     pub fn bytes(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().nodes.bytes()).sum()
     }

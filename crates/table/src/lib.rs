@@ -76,7 +76,7 @@ pub use delta::{Delta, EDIT_BYTES, Weight};
 pub use error::TableError;
 pub use flush::{DescriptorEdit, FlushJob, FreezePoint};
 pub use merge::{Flushed, Part};
-pub use read::{Differing, PartialItems};
+pub use read::{Differing, PartialItems, ReadBounds};
 pub use recovery::RecoveringTable;
 pub use settled::LAYERS_HANDED;
 pub use source::{NodeFuture, NodeSink, NodeSource};

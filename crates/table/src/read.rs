@@ -12,6 +12,7 @@
 //! all of them, would take as much memory as the deepest read while it waits for anything.
 
 mod part;
+mod together;
 
 use std::cmp::Ordering;
 use std::collections::btree_map;
@@ -34,6 +35,7 @@ use crate::table::{Cached, Table};
 use crate::{Edit, NodeFuture, NodeSource, TableError, Value};
 
 pub use part::{Differing, PartialItems};
+pub use together::ReadBounds;
 
 /// Most edits that are copied under a partition's lock.
 const STRETCH_EDITS: usize = if cfg!(test) { 5 } else { 4096 };

@@ -155,20 +155,38 @@ impl Settled {
     pub(crate) fn get_cached(&self, nodes: &dyn NodeSource, key: Key) -> Cached<Option<Value>> {
         for layer in self.layers.iter() {
             match Tree::of(layer).find_cached(nodes, key) {
-                Cached::Known(Some(found)) => {
-                    return found.edit().map_or(Cached::Unknown, Cached::Known);
-                }
-                Cached::Known(None) => {}
-                Cached::Unknown => return Cached::Unknown,
+                Step::Found(found) => return found.edit().map_or(Cached::Unknown, Cached::Known),
+                Step::Absent => {}
+                Step::Missing(..) => return Cached::Unknown,
             }
         }
         match self.base.tree().find_cached(nodes, key) {
-            Cached::Known(found) => {
-                Cached::Known(found.map(|found| Value::from(found.leaf.value(&found.place))))
-            }
-            Cached::Unknown => Cached::Unknown,
+            Step::Found(found) => Cached::Known(Some(Value::from(found.leaf.value(&found.place)))),
+            Step::Absent => Cached::Known(None),
+            Step::Missing(..) => Cached::Unknown,
         }
     }
+
+    /// The first node that [`Self::get`] has to read.
+    pub(crate) fn missing(&self, nodes: &dyn NodeSource, key: Key) -> Option<(NodePtr, Purpose)> {
+        let layers = self.layers.iter().map(Tree::of);
+        for tree in layers.chain([self.base.tree()]) {
+            match tree.find_cached(nodes, key) {
+                Step::Found(_) => return None,
+                Step::Absent => {}
+                Step::Missing(ptr, why) => return Some((ptr, why)),
+            }
+        }
+        None
+    }
+}
+
+/// How far a look-up in a tree comes without waiting.
+enum Step {
+    Found(Located),
+    Absent,
+    /// It has to read this node.
+    Missing(NodePtr, Purpose),
 }
 
 /// An item where it is.
@@ -211,23 +229,26 @@ impl Tree {
         Ok(leaf.find(key).map(|place| Located { ptr, leaf, place }))
     }
 
-    fn find_cached(self, nodes: &dyn NodeSource, key: Key) -> Cached<Option<Located>> {
-        let Some(root) = self.root else { return Cached::Known(None) };
+    fn find_cached(self, nodes: &dyn NodeSource, key: Key) -> Step {
+        let Some(root) = self.root else { return Step::Absent };
         let ptr = if self.height == 0 {
             root
         } else {
             let node = nodes.cached(&root);
             let Some(inner) = node.as_ref().and_then(|node| node.as_inner()) else {
-                return Cached::Unknown;
+                return Step::Missing(root, self.purpose(Level::Inner));
             };
             match inner.find(key) {
                 Some(child) => inner.child(child).ptr,
-                None => return Cached::Known(None),
+                None => return Step::Absent,
             }
         };
         match nodes.cached(&ptr).and_then(|node| LeafNode::new(node, ptr).ok()) {
-            Some(leaf) => Cached::Known(leaf.find(key).map(|place| Located { ptr, leaf, place })),
-            None => Cached::Unknown,
+            Some(leaf) => match leaf.find(key) {
+                Some(place) => Step::Found(Located { ptr, leaf, place }),
+                None => Step::Absent,
+            },
+            None => Step::Missing(ptr, self.purpose(Level::Leaf)),
         }
     }
 }

@@ -52,6 +52,7 @@ pub use error::VolumeError;
 pub use freeing::{freeing_behind, is_freeing};
 pub use memory::{MemoryGroup, change_memory_limits};
 pub use place::{living_inside, tenant_of};
+pub use read::read_together;
 pub use reflink::Unread;
 pub use rollback::OldState;
 pub use sabotage::Sabotage;

@@ -8,9 +8,11 @@
 //!             call begins at that place and returns the error. So every look-up that was counted
 //!             is known to the front end, which gives it back.
 
-use copyhold_format::item::{DIRENT, DirBucket, Dirent, cookie};
+use copyhold_format::item::{DirBucket, cookie};
 use copyhold_types::{InodeNo, Key};
 
+use super::ahead::Ahead;
+use super::buckets_from;
 use crate::inode::Inode;
 use crate::{Attr, FileKind, Filesystem, NodeId, Result, Sabotage};
 
@@ -100,14 +102,27 @@ impl Filesystem {
             last => last,
         };
         let mut buckets = 32;
+        let mut ahead = Ahead::new(self, &dir);
         loop {
-            let items = self.buckets(&dir, from, buckets).await?;
-            for (key, value) in &items {
+            let items = ahead.buckets(from, buckets).await?;
+            for (n, (key, value)) in items.iter().enumerate() {
                 let parsed = DirBucket::parse(value).map_err(|source| {
                     self.damaged_record("a directory bucket", dir.node, source)
                 })?;
                 for entry in parsed.iter().filter(|e| cookie(key.offset, e.index) > after) {
-                    if !self.show(&dir, key.offset, entry, flags.attributes, visit).await? {
+                    let found = dir.found(self, InodeNo(entry.ino.0), entry.kind);
+                    let at = cookie(key.offset, entry.index);
+                    if flags.attributes && ahead.is_due(found.node, at) {
+                        Box::pin(ahead.read_inodes(&items[n..], at)).await;
+                    }
+                    let shown = DirEntry {
+                        name: entry.name,
+                        node: found.node,
+                        kind: found.kind,
+                        cookie: at,
+                        attr: None,
+                    };
+                    if !self.show(&dir, shown, flags.attributes, visit).await? {
                         return Ok(());
                     }
                 }
@@ -131,31 +146,21 @@ impl Filesystem {
         from: u64,
         count: usize,
     ) -> Result<Vec<(Key, copyhold_pool::Value)>> {
-        let ino = dir.node.ino.0;
-        let (from, to) = (Key::new(ino, DIRENT, from), Key::new(ino, DIRENT, u64::MAX));
+        let (from, to) = buckets_from(dir, from);
         self.range(&dir.subvol, from, to, count).await
     }
 
     async fn show(
         &self,
         dir: &Inode,
-        bucket: u64,
-        entry: Dirent<'_>,
+        mut shown: DirEntry<'_>,
         plus: bool,
         visit: &mut (dyn FnMut(&DirEntry<'_>) -> bool + Send),
     ) -> Result<bool> {
-        let found = dir.found(self, InodeNo(entry.ino.0), entry.kind);
-        let mut shown = DirEntry {
-            name: entry.name,
-            node: found.node,
-            kind: found.kind,
-            cookie: cookie(bucket, entry.index),
-            attr: None,
-        };
         if !plus {
             return Ok(visit(&shown));
         }
-        let inode = self.inode_of_entry(dir, found.node).await?;
+        let inode = self.inode_of_entry(dir, shown.node).await?;
         shown.attr = Some(inode.attr());
         let taken = visit(&shown);
         if taken && self.options.count_lookups {

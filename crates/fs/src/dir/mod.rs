@@ -4,6 +4,7 @@
 //! all at once; whether the directory still lives is asked while it is applied, with its state
 //! held.
 
+mod ahead;
 mod link;
 mod list;
 mod lookup;
@@ -44,6 +45,12 @@ pub(crate) struct Bucket {
 pub(crate) struct Found {
     pub(crate) node: NodeId,
     pub(crate) kind: FileKind,
+}
+
+/// The keys of a directory's buckets from one on.
+fn buckets_from(dir: &Inode, from: u64) -> (Key, Key) {
+    let ino = dir.node.ino.0;
+    (Key::new(ino, DIRENT, from), Key::new(ino, DIRENT, u64::MAX))
 }
 
 impl Filesystem {

@@ -2,6 +2,7 @@
 //! that polls them, so each program of tests compiles the engine again.
 
 mod absent;
+mod ahead;
 mod at_max;
 mod before_full;
 mod births;
