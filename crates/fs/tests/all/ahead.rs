@@ -20,13 +20,14 @@ use crate::common::tenants::{owner, root_of, subvolume};
 use crate::common::{self, ROOT, World, mkdir, seeds};
 
 const FILES: u64 = 5000;
+/// Small nodes, so that few files have many leaves.
+const SMALL: u32 = 4096;
 const READ: Duration = Duration::from_micros(100);
 /// As a page of a listing has.
 const PAGE: usize = 25;
 /// As 32 KiB of a listing have.
 const REPLY: usize = 190;
 
-/// A directory with many files, each made after one in a second directory.
 async fn fill(fs: &Arc<Filesystem>, dir: NodeId, files: u64) {
     for n in 0..files {
         make(fs, dir, n).await;
@@ -41,12 +42,12 @@ async fn make(fs: &Arc<Filesystem>, dir: NodeId, n: u64) {
     fs.forget(made.node, 1);
 }
 
-/// A pool of small nodes, so that few files have many leaves.
-fn small_nodes(seed: u64) -> World {
-    let world = World::on(seed, SimImage::empty(1 << 15));
+/// A pool with nodes of this size.
+fn pool_of(seed: u64, node_bytes: u32) -> World {
+    let world = World::on(seed, SimImage::empty(1 << 18));
     world.run(async {
         let (rt, device): (Rt, DynDevice) = (world.rt.clone(), world.device.clone());
-        let (log_bytes, node_bytes) = (Some(8 << 20), Some(4096));
+        let (log_bytes, node_bytes) = (Some(64 << 20), Some(node_bytes));
         let options = CreateOptions { log_bytes, node_bytes, ..CreateOptions::default() };
         Pool::create(&rt, &device, &options).await.unwrap();
         let pool = world.pool(false).await;
@@ -57,8 +58,8 @@ fn small_nodes(seed: u64) -> World {
 }
 
 /// A pool with a full directory; nothing is in memory.
-fn filled(seed: u64, files: u64) -> World {
-    let world = small_nodes(seed);
+fn filled(seed: u64, node_bytes: u32, files: u64) -> World {
+    let world = pool_of(seed, node_bytes);
     world.run(async {
         let fs = world.open().await;
         let dir = mkdir(&fs, ROOT, "dir").await;
@@ -122,30 +123,47 @@ async fn list(fs: &Filesystem, dir: NodeId, reply: usize) -> Result<Listed, FsEr
     }
 }
 
+/// Reads of leaves, and the time of the simulation, of a cold listing.
+fn cost_of_cold_listing(world: &World, files: u64, reply: usize) -> (u64, Duration) {
+    world.run(async {
+        let fs = world.open().await;
+        let dir = dir(&fs).await;
+        let (before, begun) = (leaf_reads(&fs), world.rt.now());
+        let listed = list(&fs, dir, reply).await.unwrap();
+        let (reads, took) = (leaf_reads(&fs) - before, world.rt.now() - begun);
+        assert_eq!(listed.len() as u64, files + 2);
+        let leaves = leaves(&fs).await.len() as u64;
+        assert!(reads <= leaves, "{reads} reads of {leaves} leaves");
+        world.close(fs).await;
+        (reads, Duration::from_nanos(took))
+    })
+}
+
 /// INOAHEAD-W1.
 #[test]
 fn a_cold_listing_reads_each_leaf_once_and_many_at_a_time() {
     for reply in [PAGE, REPLY, usize::MAX] {
-        let world = filled(11, FILES);
-        world.run(async {
-            let fs = world.open().await;
-            let dir = dir(&fs).await;
-            let (before, begun) = (leaf_reads(&fs), world.rt.now());
-            let listed = list(&fs, dir, reply).await.unwrap();
-            let (took, reads) = (world.rt.now() - begun, leaf_reads(&fs) - before);
-            assert_eq!(listed.len() as u64, FILES + 2);
-            let leaves = leaves(&fs).await.len() as u64;
-            assert!(reads > 20, "{reads} reads tell nothing");
-            assert!(reads <= leaves, "{reads} reads of {leaves} leaves");
-            let one_by_one = READ.as_nanos() as u64 * reads;
-            assert!(took * 3 < one_by_one, "{took} of {one_by_one} ns, for replies of {reply}");
-        });
+        let (reads, took) = cost_of_cold_listing(&filled(11, SMALL, FILES), FILES, reply);
+        assert!(reads > 20, "{reads} reads tell nothing");
+        let one_by_one = READ * reads as u32;
+        assert!(took * 3 < one_by_one, "{took:?} of {one_by_one:?}, for replies of {reply}");
     }
+}
+
+/// Prints the figures of docs/performance.md: `LISTED=200000` and `--nocapture`.
+#[test]
+#[allow(clippy::disallowed_methods)] // a test program's arguments
+fn a_cold_listing_of_a_large_directory_reads_no_leaf_twice() {
+    let number = std::env::var("LISTED").ok().and_then(|text| text.parse().ok());
+    let files = number.unwrap_or(FILES);
+    let world = filled(16, 32 << 10, files);
+    let (reads, took) = cost_of_cold_listing(&world, files, REPLY);
+    println!("{files} files: {reads} reads of leaves in {took:?}");
 }
 
 #[test]
 fn a_listing_of_few_entries_reads_few_leaves() {
-    let world = filled(12, FILES);
+    let world = filled(12, SMALL, FILES);
     world.run(async {
         let fs = world.open().await;
         let dir = dir(&fs).await;
@@ -165,7 +183,7 @@ fn a_listing_of_few_entries_reads_few_leaves() {
 /// AHEAD-A1, AHEAD-A2.
 #[test]
 fn a_listing_reads_nothing_ahead_while_memory_is_scarce() {
-    let world = small_nodes(13);
+    let world = pool_of(13, SMALL);
     let subvol = world.run(async {
         let fs = world.open().await;
         let subvol = subvolume(&fs, "tenant").await;
@@ -200,7 +218,7 @@ fn a_listing_reads_nothing_ahead_while_memory_is_scarce() {
 /// INOAHEAD-W2.
 #[test]
 fn a_listing_that_is_dropped_leaves_no_read_behind() {
-    let world = filled(14, FILES);
+    let world = filled(14, SMALL, FILES);
     world.run(async {
         let fs = world.open().await;
         let dir = dir(&fs).await;
@@ -221,7 +239,7 @@ fn a_listing_that_is_dropped_leaves_no_read_behind() {
 /// INOAHEAD-W3.
 #[test]
 fn a_listing_ends_at_the_entry_whose_leaf_is_unreadable_and_at_no_other() {
-    let world = filled(15, 1500);
+    let world = filled(15, SMALL, 1500);
     world.run(async {
         let fs = world.open().await;
         let dir = dir(&fs).await;
@@ -260,7 +278,7 @@ fn a_listing_is_the_same_with_and_without_inodes_read_ahead() {
     for seed in seeds(6) {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let mut below = move |most: u64| rng.next_u64() % most;
-        let world = small_nodes(seed);
+        let world = pool_of(seed, SMALL);
         let mut model: BTreeMap<Vec<u8>, NodeId> = BTreeMap::new();
         world.run(async {
             let fs = world.open().await;
