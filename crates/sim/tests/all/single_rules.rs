@@ -315,10 +315,12 @@ fn a_bound_on_subdirectories_is_noticed() {
 /// One read after the other fails: what was counted as a look-up is what was answered.
 #[test]
 fn look_ups_of_a_listing_that_the_kernel_never_learns_of_are_noticed() {
+    // The directory has several leaves, so that some are read behind the first entries.
+    const FILES: usize = 12_000;
     let look = |broken| {
         let machine = machine(8192);
         look_with(&machine, Options::default(), |fs| async move {
-            for n in 0..4000 {
+            for n in 0..FILES {
                 let made = make(&fs, ROOT, &format!("{n}")).await.node;
                 fs.release(made);
                 fs.forget(made, 1);
@@ -340,7 +342,7 @@ fn look_ups_of_a_listing_that_the_kernel_never_learns_of_are_noticed() {
                 disk.arm_for_good(Trigger::Read { nth }, Fault::Error(EIO));
                 let listed = fs.list(ROOT, 0, flags, &mut take).await;
                 disk.disarm();
-                *failed += u32::from(answered.len() < 4000);
+                *failed += u32::from(answered.len() < FILES);
                 // An error is all that the kernel gets.
                 let known = if listed.is_ok() { answered } else { vec![] };
                 known.iter().for_each(|node| fs.forget(*node, 1));
