@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use copyhold_format::node::{LINEAGE, Lineage, PARTITION, pieces_of};
 use copyhold_format::space_map::METASLAB;
-use copyhold_pool::Pool;
+use copyhold_pool::{Pool, metaslab_view};
 use copyhold_space::MetaslabId;
 use copyhold_table::Table;
 use copyhold_types::{BlockAddr, InodeNo, Key, NodePtr, Run, SubvolId, TableId};
@@ -69,10 +69,13 @@ impl Checker {
 
     /// Everything is looked at, and findings are not yet put in words.
     pub(crate) async fn look(pool: &Arc<Pool>, options: Options, report: Draft) -> Checker {
-        let space = pool.space_map();
-        let allocated = space.metaslabs().flat_map(|id| space.allocated_runs(id));
+        let mut reach = Reach::new(&pool.label());
+        // One map at a time: they may not fit in memory together.
+        for id in pool.space_map().metaslabs() {
+            reach.add_allocated(&metaslab_view(pool, id).await.allocated);
+        }
         let mut checker = Checker {
-            reach: Reach::new(&pool.label(), allocated),
+            reach,
             pool: pool.clone(),
             options,
             report,

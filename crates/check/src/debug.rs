@@ -6,13 +6,17 @@
 
 mod extents;
 
+use std::sync::Arc;
+
 use copyhold_device::DynDevice;
 use copyhold_format::label::Label;
 use copyhold_format::node::{Level, Node};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Ring, recover};
-use copyhold_pool::{FlushRow, Pool, PoolError, flush_figures, newest_uberblock, read_labels};
-use copyhold_space::FreeRuns;
+use copyhold_pool::{
+    FlushRow, Pool, PoolError, flush_figures, metaslab_view, newest_uberblock, read_labels,
+};
+use copyhold_space::{FreeRuns, MapView};
 use copyhold_table::Table;
 use copyhold_types::{Buf, Key, NodePtr, TableId, Txg};
 use serde::Serialize;
@@ -370,29 +374,30 @@ pub struct MetaslabView {
 }
 
 /// Metaslabs, their allocations, and how contiguous the rest is.
-pub fn space(pool: &Pool) -> SpaceView {
+pub async fn space(pool: &Arc<Pool>) -> SpaceView {
     let figures = pool.space();
     let map = pool.space_map();
     let (mut free_runs, mut fragments) = (FreeRuns::default(), FreeRuns::default());
-    let mut view = |id: copyhold_space::MetaslabId| {
-        let runs = map.allocated_runs(id);
-        let free: Vec<u32> = map.free_runs(id).iter().map(|run| run.blocks).collect();
-        free.iter().for_each(|&blocks| free_runs.add(blocks));
+    let mut metaslabs = Vec::new();
+    // One map at a time: they may not fit in memory together.
+    for id in map.metaslabs() {
+        let MapView { allocated, free, free_and_freeing } = metaslab_view(pool, id).await;
+        let longest = free.iter().map(|run| run.blocks).max().unwrap_or(0);
+        free.iter().for_each(|run| free_runs.add(run.blocks));
         let mut fragments_here = FreeRuns::default();
-        let runs_to_be = map.free_and_freeing_runs(id);
-        runs_to_be.iter().for_each(|run| fragments_here.add(run.blocks));
+        free_and_freeing.iter().for_each(|run| fragments_here.add(run.blocks));
         fragments.join(&fragments_here);
-        MetaslabView {
+        metaslabs.push(MetaslabView {
             device: id.device.0,
             metaslab: id.index,
-            allocated_blocks: runs.iter().map(|run| u64::from(run.blocks)).sum(),
-            allocated_runs: runs.len(),
+            allocated_blocks: allocated.iter().map(|run| u64::from(run.blocks)).sum(),
+            allocated_runs: allocated.len(),
             free_runs: free.len(),
-            longest_free_blocks: free.iter().copied().max().map_or(0, u64::from),
+            longest_free_blocks: longest.into(),
             fragmentation: fragments_here.fragmentation(),
             oldest_pin: map.metaslab(id).and_then(|info| info.oldest_pin).map(Txg::get),
-        }
-    };
+        });
+    }
     let flush = flush_figures(pool);
     let log_row = |row: &FlushRow| LogRowView {
         last_txg: row.last.get(),
@@ -400,7 +405,6 @@ pub fn space(pool: &Pool) -> SpaceView {
         edits: row.edits,
         units: row.units,
     };
-    let metaslabs: Vec<MetaslabView> = map.metaslabs().map(&mut view).collect();
     SpaceView {
         total_blocks: figures.total,
         allocated_blocks: figures.allocated,

@@ -53,11 +53,10 @@ pub(crate) struct Reach {
 }
 
 impl Reach {
-    /// `allocated`: the allocated runs by space maps and log.
-    pub(crate) fn new(label: &Label, allocated: impl Iterator<Item = Run>) -> Reach {
+    pub(crate) fn new(label: &Label) -> Reach {
         let [start, end] = Label::areas(label.blocks).map(|at| at..at + AREA_BLOCKS);
         let [first, second] = label.log.map(|at| at..at + label.log_blocks);
-        let mut reach = Reach {
+        Reach {
             device: label.device,
             blocks: label.blocks,
             fixed: [start, first, second, end],
@@ -65,13 +64,14 @@ impl Reach {
             reached: Blocks::new(label.blocks),
             shared: Blocks::new(label.blocks),
             unknown: Vec::new(),
-        };
-        for run in allocated {
-            for block in run.addr.block()..run.end() {
-                reach.allocated.insert(block);
-            }
         }
-        reach
+    }
+
+    /// Runs that are allocated by a space map and the log.
+    pub(crate) fn add_allocated(&mut self, runs: &[Run]) {
+        for block in runs.iter().flat_map(|run| run.addr.block()..run.end()) {
+            self.allocated.insert(block);
+        }
     }
 
     /// Nothing is known of these blocks.
@@ -180,6 +180,12 @@ mod tests {
 
     use super::*;
 
+    fn reach(label: &Label, allocated: impl Iterator<Item = Run>) -> Reach {
+        let mut reach = Reach::new(label);
+        reach.add_allocated(&allocated.collect::<Vec<_>>());
+        reach
+    }
+
     fn label() -> Label {
         Label {
             pool: PoolId([1; 16]),
@@ -206,7 +212,7 @@ mod tests {
 
     #[test]
     fn what_is_referred_to_once_and_allocated_is_right() {
-        let mut reach = Reach::new(&label(), [run(200, 10), run(300, 5)].into_iter());
+        let mut reach = reach(&label(), [run(200, 10), run(300, 5)].into_iter());
         assert_eq!(reach.refer(run(200, 10)), []);
         assert_eq!(reach.leaked().collect::<Vec<_>>(), [run(300, 5)]);
         assert_eq!(reach.refer(run(300, 5)), []);
@@ -216,7 +222,7 @@ mod tests {
 
     #[test]
     fn flaws_are_told_as_runs() {
-        let mut reach = Reach::new(&label(), [run(200, 10)].into_iter());
+        let mut reach = reach(&label(), [run(200, 10)].into_iter());
         assert_eq!(reach.refer(run(202, 3)), []);
         let flaws = [Flaw::Twice(run(202, 3)), Flaw::Dangling(run(210, 2))];
         assert_eq!(reach.refer(run(200, 12)), flaws);
@@ -227,7 +233,7 @@ mod tests {
 
     #[test]
     fn what_may_be_shared_is_shared_with_its_kind_only() {
-        let mut reach = Reach::new(&label(), [run(200, 10)].into_iter());
+        let mut reach = reach(&label(), [run(200, 10)].into_iter());
         assert_eq!(reach.refer_again(run(200, 6)), []);
         assert_eq!(reach.refer_again(run(204, 4)), []);
         assert!(reach.has(run(200, 8)) && !reach.has(run(200, 9)));
@@ -237,7 +243,7 @@ mod tests {
 
     #[test]
     fn labels_and_log_are_no_place_for_data() {
-        let mut reach = Reach::new(&label(), std::iter::empty());
+        let mut reach = reach(&label(), std::iter::empty());
         for bad in [run(63, 1), run(100, 40), run(870, 4), run(999, 1), run(990, 50)] {
             assert!(matches!(reach.refer(bad)[..], [Flaw::Outside(..)]), "{bad:?}");
         }

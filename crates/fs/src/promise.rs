@@ -4,7 +4,7 @@
 //! Mostly there is room at once. The work for lack of room is large and rare, so its future is on
 //! the heap: it would make that of every operation as large.
 
-use copyhold_pool::{Credit, Pool, PoolError, Reservation, Tier};
+use copyhold_pool::{Credit, Pool, PoolError, Reservation, Tier, Wanted};
 use copyhold_runtime::yield_now;
 use copyhold_types::{BLOCK_BYTES, Nanos};
 use copyhold_volume::quota::{self, Exceeded, GroupId, Hold, QuotaError, Request, Resource};
@@ -97,20 +97,14 @@ impl Filesystem {
     /// Blocks of the pool, as long as those that are kept for others are left.
     fn space_now(&self, subvol: &Subvol, blocks: u64) -> Result<Reservation> {
         let kept = self.kept(subvol);
-        let mut space = self.pool.reserve_now(blocks + kept, Tier::Write)?;
-        space.give_back(kept);
-        Ok(space)
+        Ok(self.pool.reserve_now(Wanted { blocks, left: kept }, Tier::Write)?)
     }
 
     async fn space(&self, subvol: &Subvol, blocks: u64) -> Result<Reservation> {
         let kept = self.kept(subvol);
-        match self.pool.reserve(blocks + kept, Tier::Write).await {
+        match self.pool.reserve(Wanted { blocks, left: kept }, Tier::Write).await {
             Err(PoolError::Full { .. }) if kept > 0 => Err(FsError::Kept { blocks, kept }),
-            space => {
-                let mut space = space?;
-                space.give_back(kept);
-                Ok(space)
-            }
+            space => Ok(space?),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Problem.  Caches and buffers have limits of their own, each where it is, and a user who has so
 //!           much for this daemon knows none of them.
-//! Idea.     Fixed shares of the rest when the process and the pool's maps have theirs; the
+//! Idea.     Fixed shares of the rest when the process and the space maps have theirs; the
 //!           cache of nodes takes the rest, since it can do with little and use any amount.
 //!
 //! MEMORY-M1  All shares, with the fixed memory and the memory that the allocator may retain, are
@@ -19,6 +19,9 @@ const USUAL: (u64, u64) = (128 * MIB, 4096 * MIB);
 const USABLE: u64 = 72;
 /// The process, its threads and its code.
 const PROCESS: u64 = 16 * MIB;
+/// Maps of a large pool: a part of the budget, at least so much.
+const MAPS_PART: u64 = 16;
+const MAPS_MIN: u64 = 8 * MIB;
 /// The least that is shared out.
 const REST_MIN: u64 = 52 * MIB;
 /// A dirty block takes 4 KiB, and where only one of a file is dirty up to another one.
@@ -62,6 +65,8 @@ pub struct Shares {
     pub nodes: u64,
     /// The blocks of the largest pool for which the same choices are no error.
     pub blocks_max: u64,
+    /// Space maps, all of them if they are small.
+    pub maps: u64,
 }
 
 /// A budget that cannot be kept.
@@ -92,8 +97,9 @@ impl Shares {
         pool_blocks: u64,
         machine: AvailableMemory,
     ) -> Result<Shares, SharesError> {
-        let fixed = PROCESS + maps(pool_blocks);
-        let least = (fixed + REST_MIN) * 100 / USABLE;
+        let all = maps(pool_blocks);
+        let fixed = PROCESS + metaslabs(pool_blocks);
+        let least = (fixed + all.min(MAPS_MIN) + REST_MIN) * 100 / USABLE;
         let (budget, tight_group) = match budget {
             Some(budget) => (budget, None),
             None => by_default(machine, least),
@@ -101,9 +107,12 @@ impl Shares {
         if budget < least {
             return Err(SharesError::TooLittle { budget, least });
         }
-        let rest = budget / 100 * USABLE - fixed;
+        let left = budget / 100 * USABLE - fixed;
+        let part = (budget / MAPS_PART).max(MAPS_MIN).min(left.saturating_sub(REST_MIN));
+        let maps = all.min(part);
+        let rest = left - maps;
         let divided = Shares::divided(budget, rest, delta);
-        divided.map(|shares| Shares { tight_group, ..shares }).map_err(|most| {
+        divided.map(|shares| Shares { tight_group, maps, ..shares }).map_err(|most| {
             let delta = delta.unwrap_or_default();
             SharesError::TooManyEdits { delta, budget, most }
         })
@@ -122,6 +131,7 @@ impl Shares {
             names: 0,
             nodes: 0,
             blocks_max: 0,
+            maps: 0,
         };
         let Shares { requests, dirty, delta, inodes, lookups, .. } = shares;
         let left = rest - (requests + dirty + inodes + lookups);
@@ -183,7 +193,12 @@ fn largest(least: u64, fits: impl Fn(u64) -> bool) -> u64 {
     fitting
 }
 
-/// Two bits for each block, and a little for each MiB.
+/// A KiB for each metaslab of a large pool, whether its map is in memory or not.
+fn metaslabs(pool_blocks: u64) -> u64 {
+    pool_blocks / 4096
+}
+
+/// All maps: two bits for each block, and a little for each MiB.
 fn maps(pool_blocks: u64) -> u64 {
     pool_blocks / 4 + pool_blocks / 32
 }
@@ -223,7 +238,7 @@ mod tests {
     fn nobody_has_more_than_there_is() {
         for mib in [128, 200, 256, 512, 1024, 3072, 4096, 65_536, u64::MAX / MIB] {
             let shares = of(mib * MIB, None).unwrap();
-            let rest = total(shares) + PROCESS + maps(POOL);
+            let rest = total(shares) + PROCESS + metaslabs(POOL) + shares.maps;
             assert!(rest <= mib * MIB / 100 * USABLE, "{mib}: {shares:?}");
             assert!(shares.nodes >= mib * MIB / 20, "{mib}: {shares:?}");
         }
@@ -287,6 +302,16 @@ mod tests {
         }
         let by_default = Shares::of(None, None, POOL, MACHINE).unwrap();
         assert_eq!(by_default.blocks_max, BlockAddr::MAX_BLOCK);
+    }
+
+    #[test]
+    fn a_large_pool_needs_hardly_more_than_a_small_one() {
+        let blocks = (100 << 40) / BLOCK_BYTES as u64;
+        let shares = Shares::of(Some(256 * MIB), None, blocks, MACHINE).unwrap();
+        assert_eq!(shares.maps, 16 * MIB);
+        let small = of(256 * MIB, None).unwrap();
+        assert_eq!(small.maps, maps(POOL));
+        assert!(shares.nodes > small.nodes * 3 / 4, "{shares:?}, {small:?}");
     }
 
     #[test]

@@ -18,10 +18,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_runtime::yield_now;
-use copyhold_space::{NoSpace, Reservation, Tier};
+use copyhold_space::{NoSpace, Reservation, Tier, Wanted};
 use copyhold_types::Nanos;
 
-use crate::{Pool, PoolError, Sabotage};
+use crate::{Pool, PoolError, Sabotage, loads};
 
 /// How long a request waits for readers that pin freed space, since the last step.
 const READERS_PATIENCE: Duration = Duration::from_secs(2);
@@ -36,27 +36,28 @@ const STEPS_PATIENCE: Duration = Duration::from_secs(30);
 const WAITED: Nanos = 1_000_000;
 
 impl Pool {
-    /// Reserves `blocks` blocks; before it refuses, it waits for space that is being freed.
+    /// Reserves blocks; before it refuses, it waits for space that is being freed.
     pub async fn reserve(
         self: &Arc<Self>,
-        blocks: u64,
+        wanted: impl Into<Wanted>,
         tier: Tier,
     ) -> Result<Reservation, PoolError> {
         self.check_writable()?;
-        Request { pool: self, blocks, tier: self.tier(tier) }.serve().await
+        Request { pool: self, wanted: wanted.into(), tier: self.tier(tier) }.serve().await
     }
 }
 
 /// A reservation that is wanted.
 struct Request<'p> {
     pool: &'p Arc<Pool>,
-    blocks: u64,
+    wanted: Wanted,
     tier: Tier,
 }
 
 impl Request<'_> {
     async fn serve(&self) -> Result<Reservation, PoolError> {
         for attempt in 0..3 {
+            loads::load_for(self.pool, self.wanted, self.tier).await;
             match self.attempt() {
                 Ok(reservation) => return Ok(reservation),
                 Err(full) if self.pool.sabotaged(Sabotage::RefuseAtOnce) => return Err(full.into()),
@@ -71,11 +72,11 @@ impl Request<'_> {
     }
 
     fn attempt(&self) -> Result<Reservation, NoSpace> {
-        self.pool.space.reserve(self.blocks, self.tier)
+        self.pool.space.reserve(self.wanted, self.tier)
     }
 
     fn missing(&self) -> u64 {
-        self.pool.space.missing(self.blocks, self.tier)
+        self.pool.space.missing(self.wanted, self.tier)
     }
 
     fn now(&self) -> Nanos {
@@ -94,6 +95,7 @@ impl Request<'_> {
         let mut unflushed_steps = false;
         loop {
             self.pool.release_deferred();
+            loads::load_for(self.pool, self.wanted, self.tier).await;
             if self.pool.host.writes_wait() {
                 patience = self.after(READERS_PATIENCE);
             }
@@ -127,6 +129,7 @@ impl Request<'_> {
                 // The edits of steps take less than their reservation, too.
                 self.flush().await?;
             } else if is_over && self.missing() > 0 {
+                // LOADS-M3
                 return Err(full.into());
             } else {
                 self.pool.rt.sleep(pause).await;

@@ -100,6 +100,8 @@ pub struct Limits {
     pub node_cache_bytes: usize,
     /// Of these bytes at most so many for clean file data; nodes keep a quarter (BALANCE-B2).
     pub clean_data_bytes: usize,
+    /// Bytes of space maps in memory, beside those that rounds need (LOADS-M2).
+    pub maps_bytes: u64,
     /// The longest run of blocks that is allocated, for simulations of fragmented space.
     pub run_max: Option<u32>,
     /// Data that one txg may introduce before a flush goes between it and the batch.
@@ -176,6 +178,7 @@ impl Default for Limits {
             space_log: true,
             node_cache_bytes: 64 << 20,
             clean_data_bytes: 0,
+            maps_bytes: 64 << 20,
             run_max: None,
             tail_verify_bytes: 64 << 20,
             handover_edits: crate::Transaction::MAX_EDITS,

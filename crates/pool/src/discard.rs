@@ -9,6 +9,7 @@
 //! the same, and the first error is reported.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use copyhold_device::DeviceError;
@@ -16,7 +17,7 @@ use copyhold_runtime::finishing;
 use copyhold_space::Discardable;
 use copyhold_types::Txg;
 
-use crate::{Pool, PoolError};
+use crate::{Pool, PoolError, loads};
 
 /// Runs that have been free for so long are discarded.
 pub(crate) const AGE: Duration = Duration::from_secs(60);
@@ -39,7 +40,11 @@ impl Pool {
     /// Discards the free part of a range of blocks, in runs of at least `min_blocks` blocks, but
     /// no part of one that is less than 1 MiB, and nothing twice; returns the number of blocks. If
     /// the device fails a discard, all others are made before the error is returned.
-    pub async fn trim(&self, range: Range<u64>, min_blocks: u64) -> Result<u64, PoolError> {
+    pub async fn trim(
+        self: &Arc<Self>,
+        range: Range<u64>,
+        min_blocks: u64,
+    ) -> Result<u64, PoolError> {
         self.check_writable()?;
         let mut which = Discardable {
             least: min_blocks.min(u32::MAX.into()) as u32,
@@ -51,18 +56,25 @@ impl Pool {
             runs: RUNS,
         };
         let (mut blocks, mut failed) = (0, None);
-        loop {
-            let pass = self.discard_some(which).await?;
-            if pass.runs == 0 {
-                return failed.map_or(Ok(blocks), |error: DeviceError| Err(error.into()));
+        // Each map by itself, since they may not fit in memory together.
+        for (id, part) in self.space.parts_of(range) {
+            loads::load(self, id).await;
+            (which.from, which.to) = (part.start, part.end);
+            loop {
+                let pass = self.discard_some(which).await?;
+                if pass.runs == 0 {
+                    break;
+                }
+                blocks += pass.blocks;
+                if pass.failed.is_some() {
+                    // The runs that failed are free again.
+                    which.from = pass.end;
+                    failed = failed.or(pass.failed);
+                }
             }
-            blocks += pass.blocks;
-            if pass.failed.is_some() {
-                // The runs that failed are free again.
-                which.from = pass.end;
-                failed = failed.or(pass.failed);
-            }
+            self.space.evict(self.limits.maps_bytes);
         }
+        failed.map_or(Ok(blocks), |error: DeviceError| Err(error.into()))
     }
 
     /// Discards some of the blocks freed before `txg`, from block `from` on, but keeps warm space;

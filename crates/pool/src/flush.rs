@@ -46,7 +46,7 @@ use crate::replay_limit::Replay;
 use crate::round::Round;
 use crate::stock::Stock;
 use crate::units::{Aim, HURRY, Unit, is_urgent, one_round};
-use crate::{Pool, PoolError, Sabotage};
+use crate::{Pool, PoolError, Sabotage, loads, maps};
 
 /// The flusher looks by itself this often, without a kick. A pool becomes idle after as long
 /// without a transaction (FLUSH-F5).
@@ -191,6 +191,8 @@ pub(crate) async fn run(pool: Weak<Pool>) {
         kick.wait(&rt, IDLE).await;
         let Some(strong) = pool.upgrade() else { return };
         strong.flusher.urged.store(false, Relaxed);
+        loads::keep_stock(&strong).await;
+        maps::begin_retries(&strong);
         let flushed = match rest.begins(strong.admission.asked(), rt.now()) {
             true => strong.flush_promised(rest.asked).await,
             false => strong.flush_by_policy().await,

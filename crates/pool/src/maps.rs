@@ -1,12 +1,13 @@
 //! Space maps that cannot be read, and making them anew.
 //!
-//! A read error may pass. So a map is read several times when the pool is opened; if that fails,
-//! its metaslab is set aside (`copyhold_space::Space::set_aside`). From then on a task reads it
-//! again, after 1, 2, 4 … and at last every 64 seconds. A round never waits for these reads, which
-//! a broken device may delay; `flush_all` makes them itself, before a pool is called full, too. A
-//! map whose copies are both damaged can be made anew by [`Pool::rebuild_map`] from the list of
-//! all referenced blocks.
+//! A read error may pass. So a map is read several times when it is loaded (`loads`); if that
+//! fails, its metaslab is set aside (`copyhold_space::Space::set_aside`). From then on a task reads
+//! it again, after 1, 2, 4 … and at last every 64 seconds. A round never waits for these reads,
+//! which a broken device may delay; `flush_all` makes them itself, before a pool is called full,
+//! too. A map whose copies are both damaged can be made anew by [`Pool::rebuild_map`] from the list
+//! of all referenced blocks.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -20,9 +21,6 @@ use crate::round::Round;
 use crate::units::{Aim, Unit};
 use crate::{Pool, PoolError, Sabotage};
 
-/// Reads before something counts as unreadable, and the time between them.
-const TRIES: usize = 3;
-const PAUSE: Duration = Duration::from_millis(100);
 /// Time from one read of the missing maps to the next, at first.
 const RETRY: Duration = Duration::from_secs(1);
 /// The time doubles after each read, up to this many [`RETRY`].
@@ -32,30 +30,29 @@ const RETRIES_APART: u32 = 64;
 const CARRY_FREES: u64 = 8;
 const CARRY_FREES_IN_ROUNDS: u64 = 2;
 
-/// Tries several times to read something: an error may pass.
-pub(crate) async fn patiently<T, F: Future<Output = Result<T, PoolError>>>(
-    rt: &Rt,
-    read: impl Fn() -> F,
-) -> Result<T, PoolError> {
-    for _ in 1..TRIES {
-        if let Ok(found) = read().await {
-            return Ok(found);
-        }
-        rt.sleep(PAUSE).await;
+/// Begins reading the missing maps again, if there are any and no task does.
+pub(crate) fn begin_retries(pool: &Arc<Pool>) {
+    let is_due = !pool.is_read_only() && !pool.space.set_aside().is_empty();
+    if is_due && !pool.nodes.loads.retrying.swap(true, Relaxed) {
+        pool.rt.spawn(Box::pin(run(pool.rt.clone(), Arc::downgrade(pool))));
     }
-    read().await
 }
 
 /// Reads maps that are missing, until there are none, or the pool is closed or stopped.
-pub(crate) async fn run(rt: Rt, pool: Weak<Pool>) {
+async fn run(rt: Rt, pool: Weak<Pool>) {
     let (mut pause, mut waited) = (1, 0);
     loop {
         // One [`RETRY`] at a time, so that the task ends soon after its pool.
         rt.sleep(RETRY).await;
         let Some(pool) = pool.upgrade() else { return };
         let is_over = pool.is_closing() || pool.check_writable().is_err();
-        if is_over || pool.space.set_aside().is_empty() {
+        if is_over {
             return;
+        }
+        if pool.space.set_aside().is_empty() {
+            pool.nodes.loads.retrying.store(false, Relaxed);
+            // A map may have failed meanwhile.
+            return begin_retries(&pool);
         }
         waited += 1;
         if waited == pause {

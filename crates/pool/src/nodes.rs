@@ -19,6 +19,7 @@ use crate::balance::{Balance, Bounds};
 use crate::clean::CleanData;
 use crate::copies::{Copies, fragmented, named_by};
 use crate::fragments::Pieces;
+use crate::loads::Loads;
 use crate::verified::{Condition, Reader};
 use crate::{Pool, PoolError};
 
@@ -41,6 +42,7 @@ pub(crate) struct NodeStore {
     balance: Arc<Balance>,
     /// The pieces of fragmented maps in use (FRAGMENT-P1).
     maps: Mutex<Pieces, of::MapPieces>,
+    pub(crate) loads: Loads,
     /// Drawn at each mount: decides which copy is read first.
     turn: u64,
 }
@@ -58,7 +60,15 @@ impl NodeStore {
         let shards = (bounds.whole / (SHARD_NODES * node_bytes)).clamp(1, CACHE_SHARDS);
         let cache = Arc::new(NodeCache::new(memory.clone(), 0, shards));
         let balance = Arc::new(Balance::new(cache.clone(), clean, bounds));
-        NodeStore { reader, memory, cache, balance, maps: Mutex::default(), turn }
+        NodeStore {
+            reader,
+            memory,
+            cache,
+            balance,
+            maps: Mutex::default(),
+            loads: Loads::default(),
+            turn,
+        }
     }
 
     /// The room of the cache, and of the one beside it.

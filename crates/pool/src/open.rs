@@ -67,7 +67,7 @@ use crate::tables::Tables;
 use crate::tail::Tail;
 use crate::tenancy::{NoTenants, Tenancy};
 use crate::verified::{Reader, Repair};
-use crate::{Pool, PoolError, Sabotage, maps, protection, sabotage, tail, uberblocks};
+use crate::{Pool, PoolError, Sabotage, loads, maps, protection, sabotage, tail, uberblocks};
 
 impl Pool {
     /// Makes an empty pool on `device`, for any previous content.
@@ -209,9 +209,7 @@ impl Pool {
             None => self.commit_empty().await?,
         }
         self.rt.spawn(Box::pin(marker::run(Arc::downgrade(self))));
-        if !self.space.set_aside().is_empty() {
-            self.rt.spawn(Box::pin(maps::run(self.rt.clone(), Arc::downgrade(self))));
-        }
+        maps::begin_retries(self);
         Ok(())
     }
 
@@ -362,7 +360,8 @@ fn restore_space(rt: &Rt, label: &Label, limits: &Limits) -> Result<Restore, Poo
         .chain(label.log.into_iter().map(|start| run(start, label.log_blocks)))
         .collect();
     let all_warm = label.features.preallocated();
-    let config = Config { all_warm, run_max: limits.run_max, ..Config::default() };
+    let (run_max, maps_bytes) = (limits.run_max, Some(limits.maps_bytes));
+    let config = Config { all_warm, run_max, maps_bytes, ..Config::default() };
     Restore::new(&[layout], &fixed, rt.cpus(), config)
         .map_err(|error| PoolError::damaged("the label", error))
 }
@@ -561,7 +560,8 @@ impl Catalogue {
     }
 }
 
-/// Reads the space maps. Where no copy can be read, the metaslab is set aside (`maps`).
+/// Reads the space maps that there is memory for; `loads` is about the others. Where no copy can be
+/// read, the metaslab is set aside (`maps`).
 async fn load_maps(
     rt: &Rt,
     catalogue: &Catalogue,
@@ -580,7 +580,11 @@ async fn load_maps(
                 continue;
             }
             None => None,
-            Some(ptr) => match maps::patiently(rt, || nodes.read_map(ptr)).await {
+            Some(_) if !space.has_room() => {
+                space.leave(*id, *descriptor).map_err(|e| wrong(&e))?;
+                continue;
+            }
+            Some(ptr) => match loads::patiently(rt, || nodes.read_map(ptr)).await {
                 Ok(bytes) => Some(SpaceMap::parse(&bytes).map_err(|e| wrong(&e))?),
                 Err(error) => {
                     tracing::error!(

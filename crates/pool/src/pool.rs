@@ -7,7 +7,7 @@ use copyhold_device::DynDevice;
 use copyhold_format::label::Label;
 use copyhold_memory::{Memory, MemoryOwner};
 use copyhold_runtime::{BoxFuture, Rt};
-use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Space, Tier};
+use copyhold_space::{Claim, Figures, Lane, LaneClass, Reservation, Space, Tier, Wanted};
 use copyhold_sync::{RwLock, of};
 use copyhold_table::{Cached, Table, Value};
 use copyhold_types::{Buf, Bufs, Key, Purpose, Run, TableId, Txg};
@@ -189,9 +189,13 @@ impl Pool {
     // -- writing ------------------------------------------------------------
 
     /// As [`Self::reserve`], but never waits: full when it would have to.
-    pub fn reserve_now(&self, blocks: u64, tier: Tier) -> Result<Reservation, PoolError> {
+    pub fn reserve_now(
+        &self,
+        wanted: impl Into<Wanted>,
+        tier: Tier,
+    ) -> Result<Reservation, PoolError> {
         self.check_writable()?;
-        Ok(self.space.reserve(blocks, self.tier(tier))?)
+        Ok(self.space.reserve(wanted, self.tier(tier))?)
     }
 
     /// Places `blocks` of an accepted reservation: as few runs as there are, in order.

@@ -22,7 +22,7 @@ use crate::nodes::{COPIES, NodesOf};
 use crate::tenancy::{EDITS_PER_RELEASE, NodeTurnover, RELEASE_EDIT_BYTES, free_node};
 use crate::transaction::Transaction;
 use crate::units::{Aim, Unit};
-use crate::{Pool, PoolError, Sabotage};
+use crate::{Pool, PoolError, Sabotage, loads};
 
 /// Edits that one flush of a partition takes at most, so that a round stays bounded.
 const EDITS_PER_FLUSH: usize = 256 << 10;
@@ -67,6 +67,7 @@ impl Pool {
         // log with records that retire nothing.
         let _round = self.flusher.rounds.lock().await;
         self.check_writable()?;
+        loads::keep_stock(self).await;
         let pin = self.oldest_pin().unwrap_or_else(|| self.open_txg());
         let reservation = self.space.reserve(0, Tier::Internal)?;
         let mut writer = NodeWriter::new(self.clone(), reservation);
@@ -112,15 +113,15 @@ impl Pool {
         if aim.trims() {
             self.move_head().await?;
         }
+        // Maps that were written can be evicted.
+        self.space.evict(self.limits.maps_bytes);
         Ok(round)
     }
 
     pub(crate) fn pin_of(&self, unit: Unit) -> Option<Txg> {
         match unit {
             Unit::Partition(table, _) => self.tables.find(table)?.pin(),
-            Unit::Metaslab(id) => {
-                self.space.pins().find(|pin| pin.metaslab == id).map(|pin| pin.oldest)
-            }
+            Unit::Metaslab(id) => self.space.pin_of(id),
         }
     }
 
@@ -145,7 +146,7 @@ impl Pool {
 
     /// Freezes a unit and starts writing its new nodes. Nothing, if there is nothing to flush.
     async fn prepare(
-        &self,
+        self: &Arc<Self>,
         unit: Unit,
         aim: Aim,
         writer: &mut NodeWriter,
@@ -161,10 +162,11 @@ impl Pool {
     }
 
     async fn flush_metaslab(
-        &self,
+        self: &Arc<Self>,
         id: MetaslabId,
         writer: &mut NodeWriter,
     ) -> Result<Option<Work>, PoolError> {
+        loads::load(self, id).await;
         let closed = self.open_txg().prev();
         let Some(job) = closed.and_then(|closed| self.space.freeze(id, closed)) else {
             return Ok(None);

@@ -17,7 +17,7 @@ use copyhold_table::{Edit, Limits, NodeVisit, Table, Weight};
 use copyhold_types::{Key, NodePtr, TableId, Txg};
 
 use crate::busy::Busy;
-use crate::maps::patiently;
+use crate::loads::patiently;
 use crate::{Pool, PoolError};
 
 #[derive(Debug)]

@@ -22,6 +22,7 @@ pub(crate) fn limit_kernel(shares: &Shares, settings: &mut Settings) {
 pub fn limit_pool(shares: &Shares, data_cache: DataCache, limits: &mut Limits) {
     limits.delta_bytes = shares.delta;
     limits.blocks_max = shares.blocks_max;
+    limits.maps_bytes = shares.maps;
     limits.node_cache_bytes = shares.nodes as usize;
     limits.clean_data_bytes = match data_cache {
         DataCache::Off => 0,

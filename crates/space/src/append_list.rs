@@ -25,10 +25,6 @@ impl<T> AppendList<T> {
         std::iter::successors(Some(self), |list| list.more.get().map(Box::as_ref))
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.lists().map(|list| list.own.len()).sum()
-    }
-
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.lists().flat_map(|list| &list.own)
     }

@@ -3,7 +3,7 @@
 //! Problem.  Without its map it is unknown which blocks of a metaslab are allocated. But a read
 //!           error may pass, so nothing that is written may depend on it.
 //! Idea.     Nothing is allocated in the metaslab, and its descriptor stays as it is. Edits that
-//!           the map does not have are kept in memory, one state for each block. When the log has
+//!           the map does not have are kept in memory (`away`). When the log has
 //!           grown by many times their size, a flush logs these edits anew, in the txgs that are
 //!           open then, so that they pin the log from there on. When the map can be read, or has
 //!           been made anew from all references, the edits are applied to it.
@@ -15,6 +15,8 @@
 //!           (R28).
 //! ASIDE-Q3  Nothing is allocated in such a metaslab. So each block is freed at most once, and the
 //!           edits that are logged again stay bounded by the runs that were allocated.
+//! ASIDE-Q4  All of its blocks but labels and log count as allocated, and no free is deferred: when
+//!           the map is there, all free blocks are, until the txg that is open then.
 
 use copyhold_format::space_map::SpaceMap;
 use copyhold_types::{NodePtr, Run, Txg};
@@ -23,23 +25,9 @@ use crate::bits::Bits;
 use crate::error::SpaceError;
 use crate::flush::MapJob;
 use crate::layout::MetaslabId;
-use crate::metaslab::MetaslabState;
-use crate::range_set::RangeSet;
+use crate::metaslab::{Loaded, Map, Metaslab, MetaslabState};
+use crate::noted::{Away, Why};
 use crate::space::Space;
-
-/// The known edits of a metaslab that is set aside.
-#[derive(Clone, Debug)]
-pub(crate) struct Aside {
-    /// Blocks with a known edit that the map does not have, by the newest edit.
-    allocated: Bits,
-    freed: Bits,
-    /// Blocks of labels and log.
-    fixed: RangeSet,
-    /// Blocks that are not fixed; all of them count as allocated.
-    pub(crate) usable: u64,
-    /// The last txg of an edit.
-    newest: Option<Txg>,
-}
 
 /// Edits of a metaslab that is set aside, to be logged again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,52 +38,10 @@ pub struct Carried {
     pub next: Option<u32>,
 }
 
-impl Aside {
-    pub(crate) fn new(blocks: u32, fixed: RangeSet) -> Aside {
-        let usable = u64::from(blocks) - fixed.blocks();
-        let (allocated, freed) = (Bits::new(blocks), Bits::new(blocks));
-        Aside { allocated, freed, fixed, usable, newest: None }
-    }
-
-    /// The metaslab becomes longer; the new blocks are not usable yet.
-    pub(crate) fn lengthen(&mut self, before: u32, blocks: u32) {
-        self.allocated.lengthen(blocks);
-        self.freed.lengthen(blocks);
-        self.fixed.add(before.into()..blocks.into());
-    }
-
-    /// These blocks become usable: no map has them.
-    pub(crate) fn make_usable(&mut self, first: u32, blocks: u32) {
-        let first = u64::from(first);
-        self.usable += self.fixed.remove(first..first + u64::from(blocks));
-    }
-
-    /// In the order in which the edits came.
-    pub(crate) fn note(&mut self, txg: Txg, first: u32, blocks: u32, free: bool) {
-        let (to, from) = match free {
-            true => (&mut self.freed, &mut self.allocated),
-            false => (&mut self.allocated, &mut self.freed),
-        };
-        to.set(first, blocks);
-        from.clear(first, blocks);
-        self.newest = self.newest.max(Some(txg));
-    }
-
-    /// The blocks that are allocated by a map and by the edits that it does not have.
-    fn apply_to(&self, map: &[u64]) -> Bits {
-        let edits = self.allocated.words().iter().zip(self.freed.words());
-        // A map that was written before the device grew has fewer blocks.
-        let map = map.iter().copied().chain(std::iter::repeat(0));
-        let words = map.zip(edits).map(|(map, (set, clear))| (map | set) & !clear);
-        Bits::from_words(words.collect())
-    }
-}
-
 impl Space {
     /// Metaslabs that are set aside.
     pub fn set_aside(&self) -> Vec<MetaslabId> {
-        let metaslabs = self.shared.metaslabs.iter();
-        metaslabs.filter(|metaslab| metaslab.lock().aside.is_some()).map(|of| of.id).collect()
+        self.shared.sets.aside.iter().map(|index| self.shared.metaslabs[index].id).collect()
     }
 
     /// The map that a metaslab which is set aside waits for, and the txg that it is complete up
@@ -103,8 +49,7 @@ impl Space {
     pub fn missing_map(&self, id: MetaslabId) -> Option<(NodePtr, Txg)> {
         let index = self.shared.geometry.index_of(id)?;
         let state = self.shared.metaslabs[index].lock();
-        state.aside.as_ref()?;
-        state.map.zip(state.complete_to)
+        state.installed.zip(state.complete_to).filter(|_| state.map.is_aside())
     }
 
     /// All of a metaslab that is set aside but labels and log.
@@ -112,10 +57,11 @@ impl Space {
         let Some(index) = self.shared.geometry.index_of(id) else { return Vec::new() };
         let metaslab = &self.shared.metaslabs[index];
         let state = metaslab.lock();
-        let Some(aside) = &state.aside else { return Vec::new() };
-        let mut bits = Bits::new(metaslab.blocks());
-        bits.set(0, metaslab.blocks());
-        for range in aside.fixed.iter() {
+        if !state.map.is_aside() {
+            return Vec::new();
+        }
+        let mut bits = Bits::all(metaslab.blocks());
+        for range in state.fixed.iter() {
             bits.clear(range.start as u32, (range.end - range.start) as u32);
         }
         bits.runs().map(|(first, blocks)| metaslab.run(first, blocks)).collect()
@@ -125,8 +71,7 @@ impl Space {
     pub fn carried_runs(&self, id: MetaslabId) -> usize {
         let Some(index) = self.shared.geometry.index_of(id) else { return 0 };
         let state = self.shared.metaslabs[index].lock();
-        let aside = state.aside.as_ref();
-        aside.map_or(0, |aside| aside.allocated.runs().count() + aside.freed.runs().count())
+        state.map.away().map_or(0, Away::edit_runs)
     }
 
     /// Edits of a metaslab that is set aside, from block `from` on, at most `runs_max` allocated
@@ -135,11 +80,10 @@ impl Space {
     pub fn carry(&self, job: &MapJob, from: u32, runs_max: usize, txg: Txg) -> Carried {
         let metaslab = &self.shared.metaslabs[job.index()];
         let mut state = metaslab.lock();
-        let MetaslabState { aside: Some(aside), live, .. } = &mut *state else {
+        let MetaslabState { map: Map::Away(away), live, .. } = &mut *state else {
             return Carried::default();
         };
-        let both = [&aside.allocated, &aside.freed];
-        let found = both.map(|bits| bits.runs_from(from).take(runs_max).collect::<Vec<_>>());
+        let found = away.edits_from(from, runs_max);
         // Behind it there may be more.
         let full = found.iter().filter(|runs| runs.len() == runs_max);
         let next = full.filter_map(|runs| runs.last().map(|(at, blocks)| at + blocks)).min();
@@ -149,6 +93,7 @@ impl Space {
         });
         let carried = Carried { allocated, freed, next };
         (0..carried.len()).for_each(|_| live.note(txg));
+        metaslab.publish_edits(&state);
         carried
     }
 
@@ -159,15 +104,10 @@ impl Space {
     /// # Errors
     /// The map is that of another metaslab or time, or allocates a fixed area.
     pub fn supply(&self, id: MetaslabId, map: &SpaceMap, open: Txg) -> Result<bool, SpaceError> {
-        let place = map.place();
-        let wrong = |what, found, wanted| match found == wanted {
-            true => Ok(()),
-            false => Err(SpaceError::Mismatch { metaslab: id, what, found, wanted }),
-        };
         let Some((_, complete_to)) = self.missing_map(id) else { return Ok(false) };
-        wrong("index", place.index.into(), id.index.into())?;
-        wrong("complete_to", map.complete_to().get(), complete_to.get())?;
-        self.supply_words(id, map.words(), open)
+        let metaslab = self.metaslab_of(id)?;
+        metaslab.check_map(map, Some(complete_to))?;
+        self.supply_words(metaslab, map.words(), open)
     }
 
     /// As [`Self::supply`], with all that is allocated in the metaslab instead of its map.
@@ -180,50 +120,54 @@ impl Space {
         allocated: impl IntoIterator<Item = Run>,
         open: Txg,
     ) -> Result<bool, SpaceError> {
+        let metaslab = self.metaslab_of(id)?;
         let index = self.shared.geometry.index_of(id);
-        let index = index.ok_or(SpaceError::NoMetaslab { metaslab: id })?;
-        let mut bits = Bits::new(self.shared.metaslabs[index].blocks());
+        let mut bits = Bits::new(metaslab.blocks());
         for run in allocated {
             let outside = |_| SpaceError::Outside { run };
             for piece in self.shared.geometry.pieces(run).map_err(outside)? {
-                if piece.metaslab == index {
+                if Some(piece.metaslab) == index {
                     bits.set(piece.first, piece.blocks);
                 }
             }
         }
-        self.supply_words(id, bits.words(), open)
+        if let Some(away) = metaslab.lock().map.away() {
+            // The list is of a later time than the map.
+            away.cleared().for_each(|(first, blocks)| bits.set(first, blocks));
+        }
+        self.supply_words(metaslab, &bits.to_words(), open)
     }
 
-    fn supply_words(&self, id: MetaslabId, map: &[u64], open: Txg) -> Result<bool, SpaceError> {
+    fn metaslab_of(&self, id: MetaslabId) -> Result<&Metaslab, SpaceError> {
         let index = self.shared.geometry.index_of(id);
-        let metaslab =
-            &self.shared.metaslabs[index.ok_or(SpaceError::NoMetaslab { metaslab: id })?];
+        Ok(&self.shared.metaslabs[index.ok_or(SpaceError::NoMetaslab { metaslab: id })?])
+    }
+
+    fn supply_words(
+        &self,
+        metaslab: &Metaslab,
+        map: &[u64],
+        open: Txg,
+    ) -> Result<bool, SpaceError> {
         let mut state = metaslab.lock();
-        let Some(aside) = state.aside.as_ref().filter(|_| state.frozen.is_none()) else {
-            return Ok(false);
-        };
-        let logged = aside.apply_to(map);
-        let mut free = Bits::new(metaslab.blocks());
-        free.set(0, metaslab.blocks());
-        free.words_mut().iter_mut().zip(logged.words()).for_each(|(free, used)| *free &= !used);
-        for range in aside.fixed.iter() {
-            let (first, blocks) = (range.start as u32, (range.end - range.start) as u32);
-            if !logged.all_clear(first, blocks) {
-                let run = metaslab.run(first, blocks);
-                return Err(SpaceError::Fixed { run, metaslab: id });
-            }
-            free.clear(first, blocks);
-        }
+        let away = state.map.away().filter(|away| away.why == Why::Unreadable);
+        let Some(away) = away.filter(|_| state.frozen.is_none()) else { return Ok(false) };
+        let logged = metaslab.logged_with(&state, Some(map))?;
+        let used = metaslab.used(&logged, &state);
+        let mut free = Bits::all(metaslab.blocks());
+        free.subtract(&used);
         // A reader may pin the blocks that the newest edits freed, as with any free (R3).
-        let txg = aside.newest.map_or(open, |newest| newest.max(open));
-        let usable = aside.usable;
-        self.shared.budget.supply(usable, logged.count().into());
+        let txg = away.newest.map_or(open, |newest| newest.max(open));
+        let allocated = u64::from(logged.count());
+        self.shared.budget.supply(metaslab.usable(&state), allocated);
+        (state.allocated, state.deferred_blocks) = (allocated as i64, free.count().into());
         state.deferred.insert(txg, free.runs().collect());
-        state.logged = logged;
-        state.aside = None;
+        // All of it is deferred.
+        let used = Bits::all(metaslab.blocks());
+        state.map = Map::Loaded(Loaded::new(logged, &used, self.shared.config.all_warm));
         // The map is written anew, whether or not there are edits.
         state.live.note(txg);
-        metaslab.publish_deferred(&state);
+        metaslab.publish(&state);
         Ok(true)
     }
 }

@@ -1,23 +1,34 @@
 //! Free and reserved space, and the part of it that each tier may use (R21).
 //!
-//! BUDGET-B1  `free` is every block that a claim could get now: those that the metaslabs offer and
-//!            lanes hold. `available` is `free` less the outstanding reservations.
+//! BUDGET-B1  `free` is every block that a claim could get if all maps were loaded: those that
+//!            metaslabs offer and lanes hold. `available` is `free` less the outstanding
+//!            reservations.
 //! BUDGET-B2  A reservation is accepted while `available` stays at or above the floor of its tier.
 //!            The internal tier has none: flush, trim and uberblock are never refused by
 //!            accounting, and may make `available` negative for a while.
 //! BUDGET-B3  A claim moves blocks from reserved to claimed: `free` falls, `available` stays. So
 //!            accepted data can be placed, as long as the internal tier stays within the reserve.
+//! BUDGET-B4  `away` is the part of `free` in maps that are not loaded. A reservation needs as many
+//!            free blocks in loaded maps, beside its tier's part of a reserve of its own there
+//!            (AWAY-A2). Each side changes its figure first and then looks at the other: a
+//!            reservation `available`, an eviction `away`.
 //!
 //! All figures are blocks. They are single atomics: a reader may see one before and another after
 //! a change, never a wrong sum once the change is over.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicI64,
+    Ordering::{Relaxed, SeqCst},
+};
 
 use copyhold_types::BLOCK_BYTES;
 
 use crate::space::Shared;
+
+/// The most of the reserve that is kept in loaded maps: what flush rounds need at once (1 GiB).
+const LOADED_RESERVE_MAX: u64 = 1 << 18;
 
 /// How much of the reserve an operation may use. Operations of each tier: `docs/design.md`,
 /// section 6 (R21).
@@ -37,6 +48,30 @@ pub enum Tier {
     FinishSubvolume,
     /// Leaves nothing, and is never refused.
     Internal,
+}
+
+/// Blocks that are wanted, and blocks that are left available to others. Those are counted in the
+/// whole pool: no map is loaded for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub blocks: u64,
+    pub left: u64,
+}
+
+impl From<u64> for Wanted {
+    fn from(blocks: u64) -> Wanted {
+        Wanted { blocks, left: 0 }
+    }
+}
+
+/// How much free space loaded maps have beside the reservations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stock {
+    /// Twice what rounds may need, or all of the pool.
+    Enough,
+    /// As much as rounds may need; but a request may have to wait for a map.
+    Low,
+    Short,
 }
 
 /// A reservation or a claim that cannot be had. Figures are blocks.
@@ -97,12 +132,24 @@ impl Figures {
     }
 }
 
+/// The blocks of a pool that is opened; estimates may be negative (AWAY-A4).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counts {
+    pub(crate) total: u64,
+    pub(crate) reserve: u64,
+    pub(crate) allocated: i64,
+    pub(crate) free: i64,
+    pub(crate) freeing: u64,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     total: AtomicI64,
     reserve: AtomicI64,
     free: AtomicI64,
     available: AtomicI64,
+    /// Free blocks of maps that are not loaded.
+    away: AtomicI64,
     allocated: AtomicI64,
     claimed: AtomicI64,
     freeing: AtomicI64,
@@ -122,15 +169,19 @@ fn read(figure: &AtomicI64) -> u64 {
 }
 
 impl Budget {
-    pub(crate) fn new(reserve: u64, free: u64, allocated: u64, freeing: u64, total: u64) -> Budget {
-        let budget = Budget::default();
-        add(&budget.total, total);
-        add(&budget.reserve, reserve);
-        add(&budget.free, free);
-        add(&budget.available, free);
-        add(&budget.allocated, allocated);
-        add(&budget.freeing, freeing);
-        budget
+    /// `away`: of the free blocks those in maps that are not loaded.
+    pub(crate) fn new(counts: Counts, away: i64) -> Budget {
+        let Counts { total, reserve, allocated, free, freeing } = counts;
+        Budget {
+            total: (total as i64).into(),
+            reserve: (reserve as i64).into(),
+            free: free.into(),
+            available: free.into(),
+            away: away.into(),
+            allocated: allocated.into(),
+            freeing: (freeing as i64).into(),
+            ..Budget::default()
+        }
     }
 
     /// Blocks kept back from writes.
@@ -138,48 +189,104 @@ impl Budget {
         read(&self.reserve)
     }
 
-    /// So many more blocks are free, and so many more are allocated, for all that is known. The
-    /// reserve is no smaller than before.
-    pub(crate) fn grow(&self, free: u64, allocated: u64, reserve: u64) {
+    pub(crate) fn total(&self) -> u64 {
+        read(&self.total)
+    }
+
+    /// So many more blocks are free, of which `away` in maps that are not loaded, and so many more
+    /// are allocated, for all that is known. The reserve is no smaller than before.
+    pub(crate) fn grow(&self, free: u64, away: u64, allocated: u64, reserve: u64) {
         add(&self.total, free + allocated);
         add(&self.allocated, allocated);
+        self.away.fetch_add(away as i64, SeqCst);
         add(&self.free, free);
         add(&self.available, free);
         self.reserve.store(reserve as i64, Relaxed);
     }
 
-    pub(crate) fn total(&self) -> u64 {
-        read(&self.total)
-    }
-
     fn floor(&self, tier: Tier) -> i64 {
-        let reserve = self.reserve.load(Relaxed);
-        match tier {
-            Tier::Write => reserve,
-            Tier::Change => reserve - reserve / 4,
-            Tier::Delete => reserve / 2,
-            Tier::FinishDelete => reserve / 8 * 3,
-            Tier::DeleteSubvolume => reserve / 4,
-            Tier::FinishSubvolume => reserve / 8,
-            Tier::Internal => i64::MIN,
-        }
+        floor(self.reserve_blocks(), tier)
     }
 
-    pub(crate) fn reserve(&self, blocks: u64, tier: Tier) -> Result<(), NoSpace> {
-        let floor = self.floor(tier);
+    /// The part of the reserve that is in loaded maps.
+    pub(crate) fn loaded_reserve(&self) -> u64 {
+        self.reserve_blocks().min(LOADED_RESERVE_MAX)
+    }
+
+    pub(crate) fn reserve(&self, wanted: Wanted, tier: Tier) -> Result<(), NoSpace> {
+        let Wanted { blocks, left: others } = wanted;
+        let floor = self.floor(tier).saturating_add_unsigned(others);
         let take = |available: i64| {
             let left = available.checked_sub_unsigned(blocks)?;
             (left >= floor).then_some(left)
         };
-        match self.available.fetch_update(Relaxed, Relaxed, take) {
-            Ok(_) => Ok(()),
-            Err(_) => Err(self.no_space(blocks)),
+        let Ok(before) = self.available.fetch_update(SeqCst, Relaxed, take) else {
+            return Err(self.no_space(blocks + others));
+        };
+        if tier != Tier::Internal && !self.is_loaded(before.saturating_sub_unsigned(blocks), tier) {
+            self.unreserve(blocks);
+            return Err(self.no_space(blocks));
+        }
+        Ok(())
+    }
+
+    /// Whether loaded maps have the reserved blocks, if `left` blocks are available afterwards
+    /// (BUDGET-B4).
+    fn is_loaded(&self, left: i64, tier: Tier) -> bool {
+        let away = self.away.load(SeqCst);
+        away <= 0 || left - away >= floor(self.loaded_reserve(), tier)
+    }
+
+    pub(crate) fn wants_map(&self, wanted: Wanted, tier: Tier) -> bool {
+        let left = self.available.load(SeqCst).saturating_sub_unsigned(wanted.blocks);
+        let floor = self.floor(tier).saturating_add_unsigned(wanted.left);
+        left >= floor && !self.is_loaded(left, tier)
+    }
+
+    pub(crate) fn stock(&self) -> Stock {
+        let (away, reserve) = (self.away.load(SeqCst), self.loaded_reserve() as i64);
+        match self.available.load(SeqCst) - away {
+            _ if away <= 0 => Stock::Enough,
+            left if left < reserve => Stock::Short,
+            left if left < 2 * reserve => Stock::Low,
+            _ => Stock::Enough,
         }
     }
 
+    /// A map with so many free blocks is evicted, unless that takes of what rounds may need.
+    pub(crate) fn unload(&self, free: u64) -> bool {
+        let free = free as i64;
+        let away = self.away.fetch_add(free, SeqCst) + free;
+        let left = self.available.load(SeqCst) - away;
+        let may = free == 0 || left >= self.loaded_reserve() as i64;
+        if !may {
+            self.away.fetch_sub(free, SeqCst);
+        }
+        may
+    }
+
+    /// A map is loaded whose metaslab was counted with so many free blocks; `more` of them are
+    /// allocated than was known.
+    pub(crate) fn load(&self, free: i64, more: i64) {
+        self.allocated.fetch_add(more, Relaxed);
+        self.free.fetch_sub(more, Relaxed);
+        self.available.fetch_sub(more, SeqCst);
+        self.away.fetch_sub(free, SeqCst);
+    }
+
+    /// A metaslab that was counted with so many free and deferred blocks is set aside.
+    pub(crate) fn set_aside(&self, free: i64, freeing: i64) {
+        self.free.fetch_sub(free, Relaxed);
+        self.available.fetch_sub(free, SeqCst);
+        self.away.fetch_sub(free, SeqCst);
+        self.freeing.fetch_sub(freeing, Relaxed);
+        self.allocated.fetch_add(free + freeing, Relaxed);
+    }
+
     /// By how many blocks a reservation falls short.
-    pub(crate) fn missing(&self, blocks: u64, tier: Tier) -> u64 {
-        let wanted = self.floor(tier).saturating_add_unsigned(blocks);
+    pub(crate) fn missing(&self, wanted: Wanted, tier: Tier) -> u64 {
+        let Wanted { blocks, left } = wanted;
+        let wanted = self.floor(tier).saturating_add_unsigned(blocks + left);
         wanted.saturating_sub(self.available.load(Relaxed)).max(0) as u64
     }
 
@@ -192,9 +299,18 @@ impl Budget {
         NoSpace { wanted, free: read(&self.available), reserve: self.reserve_blocks(), on_the_way }
     }
 
-    /// Blocks that a claim could get.
-    pub(crate) fn free(&self) -> u64 {
-        read(&self.free)
+    /// Blocks that a claim could get: those in loaded maps.
+    pub(crate) fn loaded_free(&self) -> u64 {
+        (self.free.load(Relaxed) - self.away.load(Relaxed)).max(0) as u64
+    }
+
+    /// Whether all free blocks are in loaded maps.
+    pub(crate) fn is_all_loaded(&self) -> bool {
+        self.away.load(Relaxed) <= 0
+    }
+
+    pub(crate) fn away(&self) -> i64 {
+        self.away.load(Relaxed)
     }
 
     /// Reserved blocks become a claim.
@@ -232,8 +348,10 @@ impl Budget {
         add(&self.freeing, usable - allocated);
     }
 
-    /// Frees that no pin or pending commit delays any more.
-    pub(crate) fn release(&self, blocks: u64) {
+    /// Frees that no pin or pending commit delays any more; `cold`: those of maps that are not
+    /// loaded, which come first (BUDGET-B4).
+    pub(crate) fn release(&self, blocks: u64, cold: u64) {
+        self.away.fetch_add(cold as i64, SeqCst);
         sub(&self.freeing, blocks);
         add(&self.free, blocks);
         add(&self.available, blocks);
@@ -264,6 +382,19 @@ impl Budget {
             freeing: read(&self.freeing),
             discarding: read(&self.discarding),
         }
+    }
+}
+
+/// How many blocks of a reserve a tier leaves.
+fn floor(reserve: u64, tier: Tier) -> i64 {
+    match tier {
+        Tier::Write => reserve as i64,
+        Tier::Change => (reserve - reserve / 4) as i64,
+        Tier::Delete => (reserve / 2) as i64,
+        Tier::FinishDelete => (reserve / 8 * 3) as i64,
+        Tier::DeleteSubvolume => (reserve / 4) as i64,
+        Tier::FinishSubvolume => (reserve / 8) as i64,
+        Tier::Internal => i64::MIN,
     }
 }
 

@@ -15,11 +15,8 @@ const WORDS: usize = CHUNK_BLOCKS as usize / 64;
 pub(crate) struct ChunkBits([u64; WORDS]);
 
 impl ChunkBits {
-    /// From the words of a bitmap; the last chunk of a metaslab may have fewer.
-    pub(crate) fn from_words(words: &[u64]) -> ChunkBits {
-        let mut bits = [0; WORDS];
-        bits[..words.len()].copy_from_slice(words);
-        ChunkBits(bits)
+    pub(crate) fn new(words: [u64; WORDS]) -> ChunkBits {
+        ChunkBits(words)
     }
 
     pub(crate) fn count(&self) -> u32 {

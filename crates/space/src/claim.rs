@@ -85,7 +85,7 @@ impl Drop for Claim {
             }
             None => {
                 shared.unclaim(self.piece);
-                shared.budget.unreserve(blocks.into());
+                shared.budget.unreserve(u64::from(blocks));
             }
         }
     }

@@ -3,8 +3,9 @@
 //! A run is discarded only while it is allocatable, is taken out of the free set meanwhile, and
 //! goes back when the discard is over (R15). Only whole chunks that have been written to are worth
 //! it, and some of those stay, for writing into a hole halves the rate of fsync (P6). The list of
-//! written chunks is forgotten when the pool is closed; a requested trim includes those that may
-//! have been written, too.
+//! written chunks is forgotten when the pool is closed or the map evicted; a requested trim
+//! includes those that may have been written, too. Only loaded maps are looked at: the caller loads
+//! them.
 
 use std::sync::Arc;
 
@@ -57,7 +58,7 @@ impl Drop for Discard {
     fn drop(&mut self) {
         let Piece { metaslab, first, blocks } = self.piece;
         let mut state = self.shared.metaslabs[metaslab].lock();
-        state.free.end_discard(first, blocks, self.done);
+        state.loaded().free.end_discard(first, blocks, self.done);
         self.shared.publish(metaslab, &state);
         drop(state);
         self.shared.budget.end_discard(blocks.into());
@@ -70,7 +71,8 @@ impl Space {
         let shared = &self.shared;
         let mut spare = match which.keep_warm {
             true => {
-                let warm: u64 = shared.metaslabs.iter().map(|metaslab| metaslab.warm_free()).sum();
+                let loaded = shared.sets.loaded.iter();
+                let warm: u64 = loaded.map(|index| shared.metaslabs[index].warm_free()).sum();
                 warm.saturating_sub(shared.config.warm(shared.budget.total()))
             }
             false => u64::MAX,
@@ -80,7 +82,7 @@ impl Space {
             false => &[Grade::WholeWarm],
         };
         let mut found = Vec::new();
-        for index in 0..shared.metaslabs.len() {
+        for index in shared.sets.loaded.iter() {
             let offers = || grades.iter().any(|grade| shared.metaslabs[index].offer(*grade) > 0);
             while found.len() < which.runs && offers() {
                 let Some(discard) = self.take_one(index, which, spare) else { break };
@@ -98,12 +100,12 @@ impl Space {
         // Reserve it for the discard first, so that no accepted write can miss it.
         let available = shared.budget.figures().available().min(spare);
         let most = available.min(MOST.max(which.least).into()) as u32;
-        let mut promise = self.reserve(most.into(), Tier::Write).ok()?;
+        let mut promise = self.reserve(u64::from(most), Tier::Write).ok()?;
         let mut state = shared.metaslabs[metaslab].lock();
         let at = shared.metaslabs[metaslab].run(0, 1).addr.block();
         let chunks = which.from.saturating_sub(at).div_ceil(CHUNK_BLOCKS.into()) as usize
             ..(which.to.saturating_sub(at) / u64::from(CHUNK_BLOCKS)) as usize;
-        let (first, blocks) = state.free.take_discardable(which, most, chunks)?;
+        let (first, blocks) = state.free_map()?.take_discardable(which, most, chunks)?;
         shared.publish(metaslab, &state);
         drop(state);
         promise.take(blocks.into());

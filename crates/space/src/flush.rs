@@ -125,18 +125,18 @@ impl Space {
     /// read before this call.
     ///
     /// `None`: there is nothing to retire, or a map of this metaslab is being written already, or
-    /// it does not exist.
+    /// its map is cold, or it does not exist.
     pub fn freeze(&self, id: MetaslabId, closed: Txg) -> Option<MapJob> {
         let index = self.shared.geometry.index_of(id)?;
         let metaslab = &self.shared.metaslabs[index];
         let mut state = metaslab.lock();
-        if state.frozen.is_some() || state.live.edits == 0 {
+        if state.frozen.is_some() || state.live.edits == 0 || state.map.is_cold() {
             return None;
         }
         assert!(state.complete_to <= Some(closed), "{id} is complete beyond {closed} already");
         state.frozen = Some(std::mem::take(&mut state.live));
-        let words = state.aside.is_none().then(|| state.logged.words().to_vec());
-        let (replaces, blocks) = (state.map, metaslab.blocks());
+        let words = state.map.loaded().map(|map| map.logged.to_words());
+        let (replaces, blocks) = (state.installed, metaslab.blocks());
         drop(state);
         let MetaslabId { device, index: number } = id;
         let first_block = metaslab.first_block;
@@ -149,13 +149,15 @@ impl Space {
     /// The transaction that put the job's descriptor is durable: its edits do not pin the log any
     /// more.
     pub fn installed(&self, mut job: MapJob, map: Option<NodePtr>) {
-        let mut state = self.shared.metaslabs[job.index].lock();
+        let metaslab = &self.shared.metaslabs[job.index];
+        let mut state = metaslab.lock();
         state.frozen.take().expect("MAPFLUSH-F3: a job has frozen changes");
         if !job.is_set_aside() {
-            state.map = map;
+            state.installed = map;
             state.complete_to = Some(job.complete_to);
         }
         job.done = true;
+        metaslab.publish_edits(&state);
     }
 
     /// The map could not be written or its descriptor not be put: its edits stay pinned.
@@ -163,14 +165,20 @@ impl Space {
         drop(job);
     }
 
-    /// The metaslabs that pin the log, in no order of age. Takes each one's lock in turn.
+    /// The metaslabs that pin the log, in no order of age. Takes the lock of each in turn.
     pub fn pins(&self) -> impl Iterator<Item = Pin> + '_ {
-        self.shared.metaslabs.iter().filter_map(|metaslab| {
+        self.shared.sets.pinning.iter().filter_map(|index| {
+            let metaslab = &self.shared.metaslabs[index];
             let state = metaslab.lock();
             let oldest = state.oldest_pin()?;
             let (edits, flushing) = (state.live.edits, state.frozen.is_some());
             Some(Pin { metaslab: metaslab.id, oldest, edits, flushing })
         })
+    }
+
+    /// The pin of one metaslab.
+    pub fn pin_of(&self, id: MetaslabId) -> Option<Txg> {
+        self.shared.metaslabs[self.shared.geometry.index_of(id)?].lock().oldest_pin()
     }
 
     /// The oldest txg that any metaslab needs the log for.

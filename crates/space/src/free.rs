@@ -17,12 +17,12 @@
 
 use std::ops::Range;
 
-use copyhold_format::space_map::RunsOf;
 use copyhold_types::Txg;
 
-use crate::bits::Bits;
+use crate::bits::{Bits, parts};
 use crate::chunk::ChunkBits;
 use crate::discard::Discardable;
+use crate::grouped::Grouped;
 use crate::layout::CHUNK_BLOCKS;
 
 /// The space that a chunk offers to a lane that looks for one.
@@ -61,7 +61,7 @@ enum FreeState {
     Discarding,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Chunk {
     free: u16,
     warm: bool,
@@ -77,7 +77,7 @@ struct Chunk {
 pub(crate) struct FreeMap {
     free: Bits,
     blocks: u32,
-    chunks: Vec<Chunk>,
+    chunks: Grouped<Chunk>,
     counts: [u32; Grade::COUNT],
     warm_free: u64,
     free_blocks: u32,
@@ -89,21 +89,24 @@ pub(crate) struct FreeMap {
 impl FreeMap {
     /// `free`: one bit for each of `blocks`. Chunks that are not wholly free have been written to.
     pub(crate) fn new(free: Bits, blocks: u32) -> FreeMap {
-        let chunks = (0..blocks.div_ceil(CHUNK_BLOCKS)).map(|at| {
-            let size = (blocks - at * CHUNK_BLOCKS).min(CHUNK_BLOCKS);
-            let count = free.count_in(at * CHUNK_BLOCKS, size);
-            let (free, warm) = (count as u16, count < size);
-            Chunk { free, warm, hole: false, state: FreeState::Idle(None), freed: None }
-        });
-        let chunks: Vec<Chunk> = chunks.collect();
-        let warm = chunks.iter().filter(|chunk| chunk.warm);
-        let warm_free = warm.map(|chunk| u64::from(chunk.free)).sum();
-        let free_blocks = free.count();
-        let counts = [0; Grade::COUNT];
-        let (run_max, cursor) = (blocks, 0);
-        let mut map =
-            FreeMap { free, blocks, chunks, counts, warm_free, free_blocks, run_max, cursor };
-        (0..map.chunks.len()).for_each(|at| map.regrade(at));
+        let mut map = FreeMap {
+            blocks,
+            chunks: Grouped::from_fn(0, |_| unreachable!("there are none")),
+            counts: [0; Grade::COUNT],
+            warm_free: 0,
+            free_blocks: free.count(),
+            run_max: blocks,
+            cursor: 0,
+            free,
+        };
+        let count = blocks.div_ceil(CHUNK_BLOCKS) as usize;
+        map.chunks = Grouped::from_fn(count, |at| map.chunk_of(at));
+        for chunk in map.chunks.iter() {
+            if let FreeState::Idle(Some(grade)) = chunk.state {
+                map.counts[grade as usize] += 1;
+            }
+            map.warm_free += if chunk.warm { u64::from(chunk.free) } else { 0 };
+        }
         map
     }
 
@@ -118,9 +121,27 @@ impl FreeMap {
     pub(crate) fn lengthen(&mut self, blocks: u32) {
         self.free.lengthen(blocks);
         self.blocks = blocks;
-        let chunk =
-            Chunk { free: 0, warm: false, hole: false, state: FreeState::Idle(None), freed: None };
-        self.chunks.resize(blocks.div_ceil(CHUNK_BLOCKS) as usize, chunk);
+        let state = FreeState::Idle(None);
+        let chunk = Chunk { free: 0, warm: false, hole: false, state, freed: None };
+        let before = self.chunks.len();
+        let longer = |at| if at < before { self.chunks.get(at) } else { chunk };
+        self.chunks = Grouped::from_fn(blocks.div_ceil(CHUNK_BLOCKS) as usize, longer);
+    }
+
+    /// A chunk of a map that was just loaded.
+    fn chunk_of(&self, at: usize) -> Chunk {
+        let first = at as u32 * CHUNK_BLOCKS;
+        let size = (self.blocks - first).min(CHUNK_BLOCKS);
+        let count = self.free.count_in(first, size);
+        let (free, warm) = (count as u16, count < size);
+        let state = FreeState::Idle(None);
+        let chunk = Chunk { free, warm, hole: false, state, freed: None };
+        Chunk { state: FreeState::Idle(self.grade_of(at, chunk)), ..chunk }
+    }
+
+    /// The memory of its parts.
+    pub(crate) fn bytes(&self) -> usize {
+        self.free.bytes() + self.chunks.bytes()
     }
 
     pub(crate) fn counts(&self) -> [u32; Grade::COUNT] {
@@ -136,62 +157,72 @@ impl FreeMap {
         self.warm_free
     }
 
-    /// Runs of free blocks, as (first, blocks).
-    pub(crate) fn runs(&self) -> RunsOf<'_> {
-        self.free.runs()
+    /// The free blocks.
+    pub(crate) fn bits(&self) -> &Bits {
+        &self.free
+    }
+
+    /// The longest run of free blocks.
+    pub(crate) fn longest(&self) -> u32 {
+        self.free.runs().map(|(_, blocks)| blocks).max().unwrap_or(0)
     }
 
     pub(crate) fn all_used(&self, first: u32, blocks: u32) -> bool {
         self.free.all_clear(first, blocks)
     }
 
-    fn bits(&self, at: usize) -> ChunkBits {
-        let words = self.free.words();
-        let first = at * CHUNK_BLOCKS as usize / 64;
-        ChunkBits::from_words(&words[first..words.len().min(first + CHUNK_BLOCKS as usize / 64)])
+    fn chunk_bits(&self, at: usize) -> ChunkBits {
+        ChunkBits::new(self.free.chunk(at))
     }
 
-    fn grade_of(&self, at: usize) -> Option<Grade> {
-        let Chunk { free, warm, .. } = self.chunks[at];
+    fn change(&mut self, at: usize, change: impl FnOnce(&mut Chunk)) {
+        let mut chunk = self.chunks.get(at);
+        change(&mut chunk);
+        self.chunks.set(at, chunk);
+    }
+
+    fn grade_of(&self, at: usize, chunk: Chunk) -> Option<Grade> {
+        let Chunk { free, warm, .. } = chunk;
         let pick = |if_warm, if_cold| Some(if warm { if_warm } else { if_cold });
         match u32::from(free) {
             0 => None,
             CHUNK_BLOCKS => pick(Grade::WholeWarm, Grade::WholeCold),
-            _ if self.bits(at).has_large_run() => pick(Grade::LargeWarm, Grade::LargeCold),
+            _ if self.chunk_bits(at).has_large_run() => pick(Grade::LargeWarm, Grade::LargeCold),
             _ => Some(Grade::Small),
         }
     }
 
     fn set_state(&mut self, at: usize, state: FreeState) {
-        if let FreeState::Idle(Some(grade)) = self.chunks[at].state {
+        if let FreeState::Idle(Some(grade)) = self.chunks.get(at).state {
             self.counts[grade as usize] -= 1;
         }
         if let FreeState::Idle(Some(grade)) = state {
             self.counts[grade as usize] += 1;
         }
-        self.chunks[at].state = state;
+        self.change(at, |chunk| chunk.state = state);
     }
 
     fn regrade(&mut self, at: usize) {
-        if let FreeState::Idle(_) = self.chunks[at].state {
-            self.set_state(at, FreeState::Idle(self.grade_of(at)));
+        let chunk = self.chunks.get(at);
+        if let FreeState::Idle(_) = chunk.state {
+            self.set_state(at, FreeState::Idle(self.grade_of(at, chunk)));
         }
     }
 
     fn adjust(&mut self, at: usize, more: i32) {
-        let chunk = &mut self.chunks[at];
-        chunk.free = (i32::from(chunk.free) + more) as u16;
+        self.change(at, |chunk| chunk.free = (i32::from(chunk.free) + more) as u16);
         self.free_blocks = self.free_blocks.wrapping_add_signed(more);
-        if chunk.warm {
+        if self.chunks.get(at).warm {
             self.warm_free = self.warm_free.wrapping_add_signed(more.into());
         }
     }
 
     fn set_warm(&mut self, at: usize, warm: bool) {
-        self.chunks[at].hole &= !warm;
-        if self.chunks[at].warm != warm {
-            let free = u64::from(self.chunks[at].free);
-            self.chunks[at].warm = warm;
+        let before = self.chunks.get(at);
+        let hole = before.hole && !warm;
+        self.chunks.set(at, Chunk { warm, hole, ..before });
+        if before.warm != warm {
+            let free = u64::from(before.free);
             self.warm_free = if warm { self.warm_free + free } else { self.warm_free - free };
         }
     }
@@ -203,9 +234,9 @@ impl FreeMap {
         if self.run_max < self.blocks {
             self.run_max = self.run_max.max(self.run_around(first, blocks));
         }
-        for (at, _, count) in chunks_of(first, blocks) {
+        for (at, _, count) in parts(first, blocks, CHUNK_BLOCKS) {
             self.adjust(at, count as i32);
-            self.chunks[at].freed = self.chunks[at].freed.max(freed);
+            self.change(at, |chunk| chunk.freed = chunk.freed.max(freed));
             self.regrade(at);
         }
     }
@@ -214,7 +245,7 @@ impl FreeMap {
     fn occupy(&mut self, first: u32, blocks: u32) {
         assert!(self.free.all_set(first, blocks), "{first}+{blocks} is not free");
         self.free.clear(first, blocks);
-        for (at, _, count) in chunks_of(first, blocks) {
+        for (at, _, count) in parts(first, blocks, CHUNK_BLOCKS) {
             self.adjust(at, -(count as i32));
             self.set_warm(at, true);
             self.regrade(at);
@@ -223,7 +254,7 @@ impl FreeMap {
 
     /// The chunks that `[first, first + blocks)` covers have been written to.
     pub(crate) fn mark_warm(&mut self, first: u32, blocks: u32) {
-        for (at, within, count) in chunks_of(first, blocks) {
+        for (at, within, count) in parts(first, blocks, CHUNK_BLOCKS) {
             let size = self.blocks - at as u32 * CHUNK_BLOCKS;
             if within == 0 && count == size.min(CHUNK_BLOCKS) {
                 self.set_warm(at, true);
@@ -238,14 +269,22 @@ impl FreeMap {
         (cursor..count).chain(0..cursor)
     }
 
+    /// The first chunk in this state, from the cursor on.
+    fn find_in_state(&self, wanted: FreeState) -> Option<usize> {
+        let is_wanted = |chunk: &Chunk| chunk.state == wanted;
+        let (cursor, count) = (self.cursor, self.chunks.len());
+        let found = self.chunks.find(cursor..count, is_wanted);
+        found.or_else(|| self.chunks.find(0..cursor, is_wanted))
+    }
+
     /// Hands a chunk of this grade to a lane: its number and the blocks in it that are the lane's.
     pub(crate) fn hold_chunk(&mut self, grade: Grade) -> Option<(u32, ChunkBits)> {
         if self.counts[grade as usize] == 0 {
             return None;
         }
         let wanted = FreeState::Idle(Some(grade));
-        let at = self.round_from_cursor().find(|&at| self.chunks[at].state == wanted)?;
-        let bits = self.bits(at);
+        let at = self.find_in_state(wanted)?;
+        let bits = self.chunk_bits(at);
         self.set_state(at, FreeState::Held);
         for (first, blocks) in bits.runs() {
             self.occupy(at as u32 * CHUNK_BLOCKS + first, blocks);
@@ -256,7 +295,8 @@ impl FreeMap {
 
     /// Takes back a chunk that a lane held, with the rest of its blocks.
     pub(crate) fn give_up_chunk(&mut self, at: u32, rest: ChunkBits) {
-        assert_eq!(self.chunks[at as usize].state, FreeState::Held, "FREE-M2: chunk {at}");
+        let state = self.chunks.get(at as usize).state;
+        assert_eq!(state, FreeState::Held, "FREE-M2: chunk {at}");
         for (first, blocks) in rest.runs() {
             self.vacate(at * CHUNK_BLOCKS + first, blocks, None);
         }
@@ -271,9 +311,10 @@ impl FreeMap {
             return None;
         }
         let wanted = FreeState::Idle(Some(grade));
-        let at = self.round_from_cursor().find(|&at| self.chunks[at].state == wanted)?;
-        let follow = self.chunks[at..].iter().take(most as usize);
-        let count = follow.take_while(|chunk| chunk.state == wanted).count();
+        let at = self.find_in_state(wanted)?;
+        let end = self.chunks.len().min(at + most as usize);
+        let differs = self.chunks.find(at..end, |chunk| chunk.state != wanted);
+        let count = differs.unwrap_or(end) - at;
         let (first, blocks) = (at as u32 * CHUNK_BLOCKS, count as u32 * CHUNK_BLOCKS);
         self.occupy(first, blocks);
         self.cursor = (at + count) % self.chunks.len();
@@ -285,12 +326,12 @@ impl FreeMap {
     pub(crate) fn take_some(&mut self, want: u32, good: bool) -> Option<(u32, u32)> {
         let mut best: Option<(usize, u32, u32)> = None;
         for at in self.round_from_cursor() {
-            let chunk = self.chunks[at];
+            let chunk = self.chunks.get(at);
             let is_good = matches!(chunk.state, FreeState::Idle(Some(grade)) if grade.is_good());
             if chunk.free == 0 || is_good != good {
                 continue;
             }
-            let bits = self.bits(at);
+            let bits = self.chunk_bits(at);
             let found = bits.find(0, want).map(|first| (first, want)).or(bits.longest());
             let Some((first, blocks)) = found else { continue };
             if best.is_none_or(|best| blocks > best.2) {
@@ -358,8 +399,8 @@ impl FreeMap {
         }
         let mut at = chunks.start;
         while at + least <= end {
-            let next = self.chunks[at..end].iter().take(most);
-            let count = next.take_while(|chunk| old(chunk)).count();
+            let behind = end.min(at + most);
+            let count = self.chunks.find(at..behind, |chunk| !old(chunk)).unwrap_or(behind) - at;
             if count >= least {
                 let (first, blocks) = (at as u32 * CHUNK_BLOCKS, count as u32 * CHUNK_BLOCKS);
                 self.occupy(first, blocks);
@@ -373,15 +414,12 @@ impl FreeMap {
 
     /// Returns the run that [`Self::take_discardable`] took; `cold`: it was discarded.
     pub(crate) fn end_discard(&mut self, first: u32, blocks: u32, cold: bool) {
-        for (at, _, _) in chunks_of(first, blocks) {
-            assert_eq!(
-                self.chunks[at].state,
-                FreeState::Discarding,
-                "chunk {at} is not in a discard"
-            );
+        for (at, _, _) in parts(first, blocks, CHUNK_BLOCKS) {
+            let state = self.chunks.get(at).state;
+            assert_eq!(state, FreeState::Discarding, "chunk {at} is not in a discard");
             self.set_state(at, FreeState::Idle(None));
             self.set_warm(at, !cold);
-            self.chunks[at].hole = cold;
+            self.change(at, |chunk| chunk.hole = cold);
         }
         self.vacate(first, blocks, None);
     }
@@ -398,11 +436,11 @@ impl FreeMap {
         let mut counts = [0; Grade::COUNT];
         let (mut warm_free, mut free_blocks) = (0, 0);
         for (at, chunk) in self.chunks.iter().enumerate() {
-            let free = self.bits(at).count();
+            let free = self.chunk_bits(at).count();
             assert_eq!(u32::from(chunk.free), free, "FREE-M1: chunk {at}");
             match chunk.state {
                 FreeState::Idle(grade) => {
-                    assert_eq!(grade, self.grade_of(at), "FREE-M4: chunk {at}");
+                    assert_eq!(grade, self.grade_of(at, chunk), "FREE-M4: chunk {at}");
                     grade.into_iter().for_each(|grade| counts[grade as usize] += 1);
                 }
                 FreeState::Held => {}
@@ -417,17 +455,4 @@ impl FreeMap {
         assert!(longest.unwrap_or(0) <= self.run_max, "FREE-M3");
         assert_eq!(self.free_blocks, free_blocks, "FREE-M1");
     }
-}
-
-/// The chunks that a run touches, as (chunk, first block in it, blocks in it).
-fn chunks_of(first: u32, blocks: u32) -> impl Iterator<Item = (usize, u32, u32)> {
-    let end = first + blocks;
-    let mut at = first;
-    std::iter::from_fn(move || {
-        let within = at % CHUNK_BLOCKS;
-        let count = (CHUNK_BLOCKS - within).min(end - at);
-        let chunk = (at / CHUNK_BLOCKS) as usize;
-        at += count;
-        (count > 0).then_some((chunk, within, count))
-    })
 }

@@ -17,13 +17,16 @@
 use copyhold_types::{BlockAddr, Run};
 
 use crate::layout::{MetaslabId, MetaslabLayout, Piece};
-use crate::metaslab::{Metaslab, MetaslabState};
+use crate::metaslab::{Map, Metaslab, MetaslabState};
+use crate::noted::Why;
 use crate::space::Space;
 
 /// New usable blocks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Added {
     free: u64,
+    /// Of these in maps that are cold.
+    away: u64,
     /// In metaslabs that are set aside.
     aside: u64,
 }
@@ -43,7 +46,9 @@ impl Space {
         let new = (before.metaslabs()..layout.metaslabs()).map(|index| {
             let (id, blocks) =
                 (MetaslabId { device: layout.device, index }, layout.blocks_of(index));
-            Metaslab::new(id, layout.first_block(index), blocks, MetaslabState::unused(blocks))
+            let number = shared.geometry.index_of(id).expect("GROWSPACE-G1");
+            let place = (layout.first_block(index), blocks);
+            Metaslab::new(id, number, place, &shared.sets, MetaslabState::unused(blocks))
         });
         shared.metaslabs.append(new.collect());
         let mut added = Added::default();
@@ -59,7 +64,7 @@ impl Space {
         let total = shared.budget.total() + added.free + added.aside;
         let before = shared.budget.reserve_blocks();
         let reserve = shared.config.reserve(total).clamp(before, before + added.free);
-        shared.budget.grow(added.free, added.aside, reserve); // GROWSPACE-G2
+        shared.budget.grow(added.free, added.away, added.aside, reserve); // GROWSPACE-G2
     }
 
     fn lengthen_last(&self, before: &MetaslabLayout, layout: &MetaslabLayout) {
@@ -74,16 +79,26 @@ impl Space {
     fn make_usable(&self, piece: Piece, added: &mut Added) {
         let Piece { metaslab, first, blocks } = piece;
         let mut state = self.shared.metaslabs[metaslab].lock();
-        if let Some(aside) = &mut state.aside {
-            aside.make_usable(first, blocks);
-            added.aside += u64::from(blocks); // GROWSPACE-G3
-            return;
-        }
-        state.free.vacate(first, blocks, None);
-        if self.shared.config.all_warm {
-            state.free.mark_warm(first, blocks);
+        let range = u64::from(first)..u64::from(first) + u64::from(blocks);
+        state.fixed.remove(range);
+        let blocks_more = u64::from(blocks);
+        match &mut state.map {
+            Map::Loaded(map) => {
+                map.free.vacate(first, blocks, None);
+                if self.shared.config.all_warm {
+                    map.free.mark_warm(first, blocks);
+                }
+                added.free += blocks_more;
+            }
+            Map::Away(away) if away.why == Why::Cold => {
+                added.free += blocks_more;
+                added.away += blocks_more;
+            }
+            Map::Away(_) => {
+                state.allocated += i64::from(blocks);
+                added.aside += blocks_more; // GROWSPACE-G3
+            }
         }
         self.shared.publish(metaslab, &state);
-        added.free += u64::from(blocks);
     }
 }

@@ -1,10 +1,13 @@
 //! Information about a space: for `copyhold debug space`, for checking.
 
+use std::ops::Range;
+
 use copyhold_types::{NodePtr, Run, Txg};
 
-use crate::bits::Bits;
 use crate::layout::MetaslabId;
+use crate::metaslab::{Loaded, Metaslab};
 use crate::space::Space;
+use crate::view::MapView;
 
 /// One metaslab as it is now; figures are blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,8 @@ pub struct MetaslabInfo {
     pub oldest_pin: Option<Txg>,
     /// The map cannot be read.
     pub set_aside: bool,
+    /// The map is in memory; of any other `allocated` and `free` are as AWAY-A4 says.
+    pub is_loaded: bool,
 }
 
 impl Space {
@@ -35,51 +40,52 @@ impl Space {
         self.shared.metaslabs.iter().map(|metaslab| metaslab.id)
     }
 
-    /// `None`: there is no such metaslab. Counts the allocated blocks, so it is not for hot paths.
+    /// The metaslabs with blocks in `range`, by block number on each device, and those blocks.
+    pub fn parts_of(&self, range: Range<u64>) -> Vec<(MetaslabId, Range<u64>)> {
+        let part = |metaslab: &Metaslab| {
+            let end = metaslab.first_block + u64::from(metaslab.blocks());
+            let part = metaslab.first_block.max(range.start)..end.min(range.end);
+            (!part.is_empty()).then_some((metaslab.id, part))
+        };
+        self.shared.metaslabs.iter().filter_map(part).collect()
+    }
+
+    /// `None`: there is no such metaslab.
     pub fn metaslab(&self, id: MetaslabId) -> Option<MetaslabInfo> {
         let metaslab = &self.shared.metaslabs[self.shared.geometry.index_of(id)?];
         let state = metaslab.lock();
+        let is_aside = state.map.is_aside();
         Some(MetaslabInfo {
             id,
             first_block: metaslab.first_block,
             blocks: metaslab.blocks(),
-            allocated: state.logged.count(),
-            free: state.free.free_blocks(),
-            freeing: state.deferred.values().flatten().map(|run| u64::from(run.1)).sum(),
+            allocated: if is_aside { 0 } else { state.allocated.max(0) as u32 },
+            free: match state.map.loaded() {
+                Some(map) => map.free.free_blocks(),
+                None => metaslab.cold_free(),
+            },
+            freeing: state.deferred_blocks,
             good_chunks: metaslab.good_chunks() as u32,
-            map: state.map,
+            map: state.installed,
             complete_to: state.complete_to,
             oldest_pin: state.oldest_pin(),
-            set_aside: state.aside.is_some(),
+            set_aside: is_aside,
+            is_loaded: state.map.loaded().is_some(),
         })
     }
 
-    /// The allocated runs of a metaslab, in order; none if it does not exist or is set aside.
+    /// The allocated and free runs of a metaslab; none if it does not exist or its map is not in
+    /// memory ([`Self::view_with`]).
+    pub fn view(&self, id: MetaslabId) -> MapView {
+        let Some(index) = self.shared.geometry.index_of(id) else { return MapView::default() };
+        let metaslab = &self.shared.metaslabs[index];
+        let state = metaslab.lock();
+        let view = |map: &Loaded| MapView::of(metaslab, &state, &map.logged, map.free.bits());
+        state.map.loaded().map_or(MapView::default(), view)
+    }
+
+    /// The allocated runs of [`Self::view`].
     pub fn allocated_runs(&self, id: MetaslabId) -> Vec<Run> {
-        let Some(index) = self.shared.geometry.index_of(id) else { return Vec::new() };
-        let metaslab = &self.shared.metaslabs[index];
-        let state = metaslab.lock();
-        state.logged.runs().map(|(first, blocks)| metaslab.run(first, blocks)).collect()
-    }
-
-    /// The runs of a metaslab that can be allocated now or when the txgs that freed their blocks
-    /// permit it, in order: for figures of fragmentation.
-    pub fn free_and_freeing_runs(&self, id: MetaslabId) -> Vec<Run> {
-        let Some(index) = self.shared.geometry.index_of(id) else { return Vec::new() };
-        let metaslab = &self.shared.metaslabs[index];
-        let state = metaslab.lock();
-        let mut bits = Bits::new(metaslab.blocks());
-        let freeing = state.deferred.values().flatten().map(|run| (run.0, run.1));
-        state.free.runs().chain(freeing).for_each(|(first, blocks)| bits.set(first, blocks));
-        bits.runs().map(|(first, blocks)| metaslab.run(first, blocks)).collect()
-    }
-
-    /// The runs of a metaslab that can be allocated now, in order: without blocks that lanes hold,
-    /// that are freed but not yet allocatable, or that are being discarded.
-    pub fn free_runs(&self, id: MetaslabId) -> Vec<Run> {
-        let Some(index) = self.shared.geometry.index_of(id) else { return Vec::new() };
-        let metaslab = &self.shared.metaslabs[index];
-        let state = metaslab.lock();
-        state.free.runs().map(|(first, blocks)| metaslab.run(first, blocks)).collect()
+        self.view(id).allocated
     }
 }

@@ -150,7 +150,8 @@ impl Shared {
                     continue;
                 }
                 let mut state = metaslab.lock();
-                if let Some((chunk, bits)) = state.free.hold_chunk(grade) {
+                let held = state.free_map().and_then(|free| free.hold_chunk(grade));
+                if let Some((chunk, bits)) = held {
                     self.publish(index, &state);
                     drop(state);
                     self.close_chunk(lane);
@@ -167,7 +168,7 @@ impl Shared {
     pub(crate) fn close_chunk(&self, lane: &mut LaneState) {
         if let Some(OpenChunk { metaslab, chunk, bits, .. }) = lane.open.take() {
             let mut state = self.metaslabs[metaslab].lock();
-            state.free.give_up_chunk(chunk, bits);
+            state.loaded().free.give_up_chunk(chunk, bits);
             self.publish(metaslab, &state);
         }
     }
@@ -185,7 +186,8 @@ impl Shared {
                     continue;
                 }
                 let mut state = metaslab.lock();
-                if let Some((first, blocks)) = state.free.take_whole(grade, chunks) {
+                let taken = state.free_map().and_then(|free| free.take_whole(grade, chunks));
+                if let Some((first, blocks)) = taken {
                     self.publish(index, &state);
                     return Some((index, first, blocks));
                 }
@@ -219,7 +221,7 @@ impl Shared {
             if found.is_some() {
                 return found;
             }
-            if self.budget.free() < u64::from(want.min(CHUNK_BLOCKS)) {
+            if self.budget.loaded_free() < u64::from(want.min(CHUNK_BLOCKS)) {
                 return None;
             }
         }
@@ -232,7 +234,7 @@ impl Shared {
                 return None;
             }
             let mut state = self.metaslabs[index].lock();
-            let first = state.free.take_run(want)?;
+            let first = state.free_map()?.take_run(want)?;
             self.publish(index, &state);
             Some((index, first, want))
         })
@@ -248,7 +250,8 @@ impl Shared {
                     continue;
                 }
                 let mut state = metaslab.lock();
-                if let Some((first, blocks)) = state.free.take_some(want, good) {
+                let taken = state.free_map().and_then(|free| free.take_some(want, good));
+                if let Some((first, blocks)) = taken {
                     self.publish(index, &state);
                     return Some((index, first, blocks));
                 }
@@ -264,10 +267,9 @@ impl Shared {
         }
     }
 
-    /// All metaslabs, from one on and round.
-    pub(crate) fn round_from(&self, at: usize) -> impl Iterator<Item = usize> + use<> {
-        let count = self.metaslabs.len();
-        (at..count).chain(0..at.min(count))
+    /// All metaslabs whose maps are loaded, from one on and round.
+    fn round_from(&self, at: usize) -> impl Iterator<Item = usize> + '_ {
+        self.sets.loaded.round_from(at)
     }
 
     /// Blocks that lanes hold; for a check, with all lanes at rest.

@@ -13,6 +13,7 @@
 //!   apply    run = space.log_alloc(txg, claim)                         with the pointer (R19)
 //!            space.log_free(txg, run)?                                 with the pointer's end
 //!   commit   space.release_deferred(txg)                               when R3 allows
+//!   maps     best_cold → cold_map → load, evict                        see `away`
 //!   flush    pins → freeze → write → transaction → installed           see `flush`
 //!   repair   set_aside → missing_map → supply, supply_runs             see `aside`
 //!   discard  take_discardable → discard → discard_done                 see `discard` (R15)
@@ -22,8 +23,9 @@
 //!
 //! Of all this, only the two `log_…` calls happen inside a transaction, and neither waits.
 //!
-//! `copyhold_format::space_map` defines the format on disk. In memory a metaslab is two bitmaps
-//! (`metaslab`), a few bytes per 1 MiB chunk (`free`), and the runs that wait to be allocatable.
+//! `copyhold_format::space_map` defines the format on disk. In memory a loaded metaslab is two
+//! bitmaps (`metaslab`), a few bytes per 1 MiB chunk (`free`), and the runs that wait to be
+//! allocatable; any other is its counts and the edits that its map does not have (`away`).
 //! Each module states its invariants; [`Space::check`] asserts them all.
 //!
 //! Locks, in order: `scarce` (one allocation at a time when little is left), a lane, a metaslab.
@@ -33,6 +35,7 @@
 
 mod append_list;
 mod aside;
+mod away;
 mod bits;
 mod budget;
 mod changes;
@@ -44,17 +47,21 @@ mod error;
 mod flush;
 mod fragmentation;
 mod free;
+mod grouped;
 mod grow;
+mod index_set;
 mod info;
 mod lane;
 mod layout;
 mod metaslab;
+mod noted;
 mod range_set;
 mod restore;
 mod space;
+mod view;
 
 pub use aside::Carried;
-pub use budget::{Figures, NoSpace, Reservation, Tier};
+pub use budget::{Figures, NoSpace, Reservation, Stock, Tier, Wanted};
 pub use claim::{Claim, Claims};
 pub use discard::{Discard, Discardable};
 pub use error::SpaceError;
@@ -66,3 +73,4 @@ pub use layout::{CHUNK_BLOCKS, MetaslabId, MetaslabLayout};
 pub use range_set::RangeSet;
 pub use restore::Restore;
 pub use space::{Config, Space};
+pub use view::MapView;

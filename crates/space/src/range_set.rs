@@ -30,6 +30,11 @@ impl RangeSet {
         self.runs.is_empty()
     }
 
+    /// How many runs it has.
+    pub fn count(&self) -> usize {
+        self.runs.len()
+    }
+
     /// The runs in order.
     pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.runs.iter().map(|(&start, &end)| start..end)

@@ -2,7 +2,8 @@
 //!
 //! Replay comes before any map is read, since reading one needs the table that replay restores
 //! (R5). So edits are gathered per metaslab and applied at the end, over the map, from the first
-//! txg on that it is not complete up to.
+//! txg on that it is not complete up to. Maps are loaded until they take the memory that the
+//! configuration allows ([`Restore::has_room`]); of other metaslabs the edits are kept (`away`).
 //!
 //! RESTORE-O1  Within a txg allocations are applied before frees, in any order of arrival: blocks
 //!             that a txg frees are not allocatable before it is durable, so no block is first
@@ -16,16 +17,19 @@ use std::sync::Arc;
 use copyhold_format::space_map::{Descriptor, SpaceMap};
 use copyhold_types::{BlockAddr, Run, Txg};
 
-use crate::aside::Aside;
 use crate::bits::Bits;
-use crate::budget::Budget;
+use crate::budget::{Budget, Counts};
 use crate::changes::Changes;
 use crate::error::SpaceError;
-use crate::free::FreeMap;
 use crate::layout::{Geometry, MetaslabId, MetaslabLayout};
-use crate::metaslab::MetaslabState;
+use crate::metaslab::{Loaded, Map, MetaslabState};
+use crate::noted::{Away, Why};
 use crate::range_set::RangeSet;
 use crate::space::{Config, Shared, Space};
+
+/// Of metaslabs without a map, which need no read, so many are loaded at once if memory is limited:
+/// a pool of up to 3 TiB has no more.
+const EMPTY_AT_OPEN: usize = 256;
 
 #[derive(Clone, Copy, Debug)]
 struct Edit {
@@ -42,7 +46,8 @@ struct Restored {
     descriptor: Option<Descriptor>,
     logged: Option<Bits>,
     edits: Vec<Edit>,
-    is_aside: bool,
+    /// Why there is no map; `None`: there is one, or none is needed.
+    why: Option<Why>,
 }
 
 /// The space of a pool that is being opened: replay, load, then [`Restore::finish`].
@@ -52,6 +57,8 @@ pub struct Restore {
     metaslabs: Vec<Restored>,
     cpus: usize,
     config: Config,
+    /// Memory of the maps that are loaded.
+    bytes: u64,
 }
 
 impl Restore {
@@ -64,7 +71,7 @@ impl Restore {
     ) -> Result<Restore, SpaceError> {
         let geometry = Geometry::new(layouts);
         let metaslabs = geometry.metaslabs().map(|_| Restored::default()).collect();
-        let mut restore = Restore { geometry, metaslabs, cpus, config };
+        let mut restore = Restore { geometry, metaslabs, cpus, config, bytes: 0 };
         for &run in fixed {
             let outside = |_| SpaceError::Outside { run };
             for piece in restore.geometry.pieces(run).map_err(outside)? {
@@ -121,22 +128,44 @@ impl Restore {
         }
         assert_eq!(map.is_some(), descriptor.map.is_some(), "the map that the descriptor names");
         let metaslab = &mut self.metaslabs[index];
+        let blocks = layout.blocks_of(id.index);
         metaslab.logged = map.map(|map| {
-            let mut logged = Bits::from_words(map.words().to_vec());
-            logged.lengthen(layout.blocks_of(id.index));
+            let mut logged = Bits::from_words(map.place().blocks, map.words());
+            logged.lengthen(blocks);
             logged
         });
+        // Free blocks take as much.
+        self.bytes += 2 * metaslab.logged.as_ref().map_or(0, Bits::bytes) as u64;
         metaslab.descriptor = Some(descriptor);
         Ok(())
+    }
+
+    /// Whether there is memory for one more map.
+    pub fn has_room(&self) -> bool {
+        self.config.maps_bytes.is_none_or(|limit| self.bytes < limit)
+    }
+
+    /// The map of a metaslab is not read now; [`Space::load`] takes it when it is needed.
+    pub fn leave(&mut self, id: MetaslabId, descriptor: Descriptor) -> Result<(), SpaceError> {
+        self.put_away(id, descriptor, Why::Cold)
     }
 
     /// The map of a metaslab cannot be read now, from any copy. Nothing is allocated from the
     /// metaslab until [`Space::supply`]; all else works.
     pub fn set_aside(&mut self, id: MetaslabId, descriptor: Descriptor) -> Result<(), SpaceError> {
+        self.put_away(id, descriptor, Why::Unreadable)
+    }
+
+    fn put_away(
+        &mut self,
+        id: MetaslabId,
+        descriptor: Descriptor,
+        why: Why,
+    ) -> Result<(), SpaceError> {
         let index = self.geometry.index_of(id);
         let index = index.ok_or(SpaceError::NoMetaslab { metaslab: id })?;
         let metaslab = &mut self.metaslabs[index];
-        (metaslab.descriptor, metaslab.is_aside) = (Some(descriptor), true);
+        (metaslab.descriptor, metaslab.why) = (Some(descriptor), Some(why));
         Ok(())
     }
 
@@ -144,75 +173,133 @@ impl Restore {
     /// for [`Space::release_deferred`]; `None` if there is none.
     ///
     /// Fails when a map or an edit allocates a fixed area.
-    pub fn finish(self, durable: Option<Txg>) -> Result<Space, SpaceError> {
+    pub fn finish(mut self, durable: Option<Txg>) -> Result<Space, SpaceError> {
         let mut states = Vec::with_capacity(self.metaslabs.len());
-        let (mut total, mut free, mut allocated, mut freeing) = (0, 0, 0, 0);
-        for ((id, layout), restored) in self.geometry.metaslabs().zip(self.metaslabs) {
-            let size = layout.blocks_of(id.index);
-            let usable = u64::from(size) - restored.fixed.blocks();
-            let state = settle(id, &layout, restored, durable, self.config.all_warm)?;
+        let (mut total, mut freeing, mut known, mut away) = (0, 0, (0, 0), 0);
+        let mut empty = 0;
+        let metaslabs = std::mem::take(&mut self.metaslabs);
+        for ((id, layout), mut restored) in self.geometry.metaslabs().zip(metaslabs) {
+            if restored.logged.is_none()
+                && restored.why.is_none()
+                && self.config.maps_bytes.is_some()
+            {
+                let is_late = restored.edits.is_empty() && empty >= EMPTY_AT_OPEN;
+                restored.why = (is_late || !self.has_room()).then_some(Why::Cold);
+                empty += 1;
+            }
+            let usable = u64::from(layout.blocks_of(id.index)) - restored.fixed.blocks();
+            let site = Site { id, layout, fixed: restored.fixed.clone() };
+            let state = settle(&site, restored, durable, self.config.all_warm)?;
+            let free = usable as i64 - state.allocated - state.deferred_blocks as i64;
             total += usable;
-            free += u64::from(state.free.free_blocks());
-            let deferred: u64 = state.deferred.values().flatten().map(|run| u64::from(run.1)).sum();
-            freeing += deferred;
-            allocated += u64::from(state.logged.count());
-            allocated += state.aside.as_ref().map_or(0, |aside| aside.usable);
+            (known.0, known.1) = (known.0 + state.allocated, known.1 + free);
+            freeing += state.deferred_blocks;
+            away += if state.map.is_cold() { free } else { 0 };
             states.push(state);
         }
-        let reserve = self.config.reserve(total);
-        let budget = Budget::new(reserve, free, allocated, freeing, total);
+        let (allocated, free) = known;
+        let counts =
+            Counts { total, reserve: self.config.reserve(total), allocated, free, freeing };
+        let budget = Budget::new(counts, away);
         let shared = Shared::new(self.geometry, states, self.cpus, budget, &self.config);
         Ok(Space { shared: Arc::new(shared) })
     }
 }
 
+/// A metaslab, and its blocks of labels and log.
+struct Site {
+    id: MetaslabId,
+    layout: MetaslabLayout,
+    fixed: RangeSet,
+}
+
+impl Site {
+    fn blocks(&self) -> u32 {
+        self.layout.blocks_of(self.id.index)
+    }
+
+    /// Adds the fixed blocks to these, which have none of them.
+    fn add_fixed(&self, used: &mut Bits) -> Result<(), SpaceError> {
+        for range in self.fixed.iter() {
+            let (first, blocks) = (range.start as u32, (range.end - range.start) as u32);
+            if !used.all_clear(first, blocks) {
+                let addr = self.layout.first_block(self.id.index) + range.start;
+                let run = Run::new(BlockAddr::new(self.id.device, addr), blocks);
+                return Err(SpaceError::Fixed { run, metaslab: self.id });
+            }
+            used.set(first, blocks);
+        }
+        Ok(())
+    }
+}
+
 /// The state of one metaslab after replay.
 fn settle(
-    id: MetaslabId,
-    layout: &MetaslabLayout,
+    site: &Site,
     restored: Restored,
     durable: Option<Txg>,
     all_warm: bool,
 ) -> Result<MetaslabState, SpaceError> {
-    let Restored { fixed, descriptor, logged, mut edits, is_aside } = restored;
-    let size = layout.blocks_of(id.index);
+    let Restored { descriptor, logged, mut edits, why, .. } = restored;
     let complete_to = descriptor.map(|descriptor| descriptor.complete_to);
     edits.sort_by_key(|edit| (edit.txg, edit.free)); // RESTORE-O1
-    let mut logged = logged.unwrap_or_else(|| Bits::new(size));
+    let first_new = edits.partition_point(|edit| Some(edit.txg) <= complete_to);
     let mut live = Changes::default();
-    let mut aside = is_aside.then(|| Box::new(Aside::new(size, fixed.clone())));
-    for edit in edits.iter().filter(|edit| Some(edit.txg) > complete_to) {
-        match (&mut aside, edit.free) {
-            (None, true) => logged.clear(edit.first, edit.blocks),
-            (None, false) => logged.set(edit.first, edit.blocks),
-            (Some(aside), free) => aside.note(edit.txg, edit.first, edit.blocks, free),
+    edits[first_new..].iter().for_each(|edit| live.note(edit.txg));
+    let (map, allocated, deferred) = match why {
+        None => {
+            let mut logged = logged.unwrap_or_else(|| Bits::new(site.blocks()));
+            apply(&edits[first_new..], &mut logged);
+            let mut used = logged.clone();
+            site.add_fixed(&mut used)?;
+            let deferred = defer(&edits, durable, &mut used);
+            let allocated = logged.count().into();
+            (Map::Loaded(Loaded::new(logged, &used, all_warm)), allocated, deferred)
         }
-        live.note(edit.txg);
-    }
-    let mut used = logged.clone();
-    for range in fixed.iter() {
-        let (first, blocks) = (range.start as u32, (range.end - range.start) as u32);
-        if !logged.all_clear(first, blocks) {
-            let addr = layout.first_block(id.index) + range.start;
-            let run = Run::new(BlockAddr::new(id.device, addr), blocks);
-            return Err(SpaceError::Fixed { run, metaslab: id });
+        Some(why) => {
+            let longest = descriptor.map_or(site.blocks(), |known| known.longest_free);
+            let mut away = Away::new(why, longest);
+            let mut allocated = descriptor.map_or(0, |known| known.allocated.into());
+            for &Edit { txg, first, blocks, free } in &edits[first_new..] {
+                away.replay(txg, first, blocks, free);
+                allocated += i64::from(blocks) * if free { -1 } else { 1 };
+            }
+            // The log has all later edits of a block that it has an edit of.
+            let mut used = Bits::new(site.blocks());
+            apply(&edits, &mut used);
+            site.add_fixed(&mut used)?;
+            let mut deferred = defer(&edits, durable, &mut used);
+            if why == Why::Unreadable {
+                // ASIDE-Q4
+                allocated = i64::from(site.blocks()) - site.fixed.blocks() as i64;
+                deferred.clear();
+            }
+            (Map::Away(Box::new(away)), allocated, deferred)
         }
-        used.set(first, blocks);
-    }
-    if aside.is_some() {
-        used.set(0, size);
-    }
-    let deferred = defer(&edits, durable, &mut used);
-    let mut free = Bits::new(size);
-    free.set(0, size);
-    free.words_mut().iter_mut().zip(used.words()).for_each(|(free, used)| *free &= !used);
-    let mut free = FreeMap::new(free, size);
-    if all_warm {
-        free.mark_warm(0, size);
-    }
-    let map = descriptor.and_then(|descriptor| descriptor.map);
+    };
+    let deferred_blocks = deferred.values().flatten().map(|run| u64::from(run.1)).sum();
+    let installed = descriptor.and_then(|descriptor| descriptor.map);
     let frozen = None;
-    Ok(MetaslabState { logged, free, deferred, live, frozen, map, complete_to, aside })
+    Ok(MetaslabState {
+        fixed: site.fixed.clone(),
+        map,
+        allocated,
+        deferred,
+        deferred_blocks,
+        live,
+        frozen,
+        installed,
+        complete_to,
+    })
+}
+
+fn apply(edits: &[Edit], logged: &mut Bits) {
+    for edit in edits {
+        match edit.free {
+            true => logged.clear(edit.first, edit.blocks),
+            false => logged.set(edit.first, edit.blocks),
+        }
+    }
 }
 
 /// The frees that are not allocatable yet, RESTORE-O2; they count as used.

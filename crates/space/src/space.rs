@@ -7,12 +7,12 @@ use copyhold_sync::{Mutex, of};
 use copyhold_types::{Run, Txg};
 
 use crate::append_list::AppendList;
-use crate::budget::{Budget, Figures, NoSpace, Reservation, Tier};
+use crate::budget::{Budget, Figures, NoSpace, Reservation, Tier, Wanted};
 use crate::claim::{Claim, Claims};
 use crate::error::SpaceError;
 use crate::lane::{Lane, LaneClass, LaneState, Shape};
 use crate::layout::{CHUNK_BLOCKS, Geometry, MetaslabLayout, Piece};
-use crate::metaslab::{Metaslab, MetaslabState};
+use crate::metaslab::{Metaslab, MetaslabState, Sets};
 use crate::restore::Restore;
 
 /// Parameters; the defaults are for production.
@@ -29,6 +29,8 @@ pub struct Config {
     pub all_warm: bool,
     /// The longest run that is allocated: for tests of space that is in short runs. `None`: any.
     pub run_max: Option<u32>,
+    /// Memory of maps, from which on none is loaded when the pool is opened. `None`: any.
+    pub maps_bytes: Option<u64>,
 }
 
 impl Config {
@@ -48,6 +50,7 @@ impl Config {
 pub(crate) struct Shared {
     pub(crate) geometry: Geometry,
     pub(crate) metaslabs: AppendList<Metaslab>,
+    pub(crate) sets: Arc<Sets>,
     pub(crate) lanes: Vec<Mutex<LaneState, of::Lane>>,
     pub(crate) budget: Budget,
     /// One allocation at a time when space is scarce.
@@ -66,11 +69,12 @@ impl Shared {
         budget: Budget,
         config: &Config,
     ) -> Shared {
-        let parts = geometry.metaslabs().zip(states);
+        let sets = Arc::<Sets>::default();
+        let parts = geometry.metaslabs().zip(states).enumerate();
         let metaslabs: Vec<Metaslab> = parts
-            .map(|((id, layout), state)| {
-                let first_block = layout.first_block(id.index);
-                Metaslab::new(id, first_block, layout.blocks_of(id.index), state)
+            .map(|(index, ((id, layout), state))| {
+                let place = (layout.first_block(id.index), layout.blocks_of(id.index));
+                Metaslab::new(id, index, place, &sets, state)
             })
             .collect();
         let good = |metaslab: &Metaslab| metaslab.good_chunks();
@@ -89,6 +93,7 @@ impl Shared {
             run_max: config.run_max.unwrap_or(u32::MAX),
             geometry,
             metaslabs: AppendList::new(metaslabs),
+            sets,
             budget,
         }
     }
@@ -105,11 +110,19 @@ impl Shared {
     }
 
     /// Good chunks beyond those that are kept for nodes, which are read and written faster in one
-    /// run: half of the reserve.
+    /// run.
     pub(crate) fn spare_chunks(&self) -> u32 {
-        let kept = (self.budget.reserve_blocks() / 2 / u64::from(CHUNK_BLOCKS)) as i64;
-        let spare = self.good_chunks.load(Relaxed) - kept;
+        let spare = self.good_chunks.load(Relaxed) - self.kept_chunks();
         u32::try_from(spare.max(0)).unwrap_or(u32::MAX)
+    }
+
+    /// Half of the reserve, or of its part in loaded maps.
+    fn kept_chunks(&self) -> i64 {
+        let blocks = match self.budget.is_all_loaded() {
+            true => self.budget.reserve_blocks(),
+            false => self.budget.loaded_reserve(),
+        };
+        (blocks / 2 / u64::from(CHUNK_BLOCKS)) as i64
     }
 
     pub(crate) fn good_chunks(&self) -> i64 {
@@ -118,7 +131,7 @@ impl Shared {
 
     /// Whether so little is free that lanes would hold a good part of it.
     fn is_scarce(&self) -> bool {
-        self.budget.free() < 2 * self.lanes.len() as u64 * u64::from(CHUNK_BLOCKS)
+        self.budget.loaded_free() < 2 * self.lanes.len() as u64 * u64::from(CHUNK_BLOCKS)
     }
 
     fn lane(&self, lane: Lane) -> &Mutex<LaneState, of::Lane> {
@@ -147,7 +160,7 @@ impl Shared {
     /// A claim's run is free again; it stays reserved.
     pub(crate) fn unclaim(&self, piece: Piece) {
         let mut state = self.metaslabs[piece.metaslab].lock();
-        state.free.vacate(piece.first, piece.blocks, None);
+        state.loaded().free.vacate(piece.first, piece.blocks, None);
         self.publish(piece.metaslab, &state);
         drop(state);
         self.budget.unclaim(piece.blocks.into());
@@ -169,16 +182,18 @@ impl Space {
         restore.finish(None).expect("nothing that could be wrong was loaded")
     }
 
-    /// Reserves `blocks` blocks for the caller. Refused when that would take more of the reserve
-    /// than `tier` may; the caller then waits for space that is being freed (R22).
-    pub fn reserve(&self, blocks: u64, tier: Tier) -> Result<Reservation, NoSpace> {
-        self.shared.budget.reserve(blocks, tier)?;
-        Ok(Reservation::new(&self.shared, blocks, tier))
+    /// Reserves blocks for the caller. Refused when that would take more of the reserve than `tier`
+    /// may; the caller then waits for space that is being freed (R22), or loads maps
+    /// ([`Self::wants_map`]).
+    pub fn reserve(&self, wanted: impl Into<Wanted>, tier: Tier) -> Result<Reservation, NoSpace> {
+        let wanted = wanted.into();
+        self.shared.budget.reserve(wanted, tier)?;
+        Ok(Reservation::new(&self.shared, wanted.blocks, tier))
     }
 
-    /// By how many blocks [`Self::reserve`] falls short; 0: there is room.
-    pub fn missing(&self, blocks: u64, tier: Tier) -> u64 {
-        self.shared.budget.missing(blocks, tier)
+    /// By how many blocks of the whole pool [`Self::reserve`] falls short; 0: there is room.
+    pub fn missing(&self, wanted: impl Into<Wanted>, tier: Tier) -> u64 {
+        self.shared.budget.missing(wanted.into(), tier)
     }
 
     /// Takes `blocks` free blocks out of `from`, as few and large runs as there are: whole chunks
@@ -269,7 +284,8 @@ impl Space {
         Ok(())
     }
 
-    /// Whether all of `run` is logged as allocated.
+    /// Whether all of `run` is logged as allocated. Of a metaslab whose map is not in memory only
+    /// its edits are known.
     pub fn check_allocated(&self, run: Run) -> Result<(), SpaceError> {
         let outside = |_| SpaceError::Outside { run };
         for piece in self.shared.geometry.pieces(run).map_err(outside)? {
@@ -285,13 +301,14 @@ impl Space {
     /// called when a batch that names `up_to` as durable is durable itself, and no reader has
     /// pinned it or an earlier txg (R3).
     pub fn release_deferred(&self, up_to: Txg) -> u64 {
-        let mut released = 0;
-        for metaslab in self.shared.metaslabs.iter() {
-            let (blocks, good_chunks) = metaslab.release_deferred(up_to);
-            self.shared.add_good_chunks(good_chunks);
-            released += blocks;
+        let (mut released, mut cold) = (0, 0);
+        for index in self.shared.sets.deferring.iter() {
+            let freed = self.shared.metaslabs[index].release_deferred(up_to);
+            self.shared.add_good_chunks(freed.good_chunks);
+            released += freed.blocks;
+            cold += freed.cold;
         }
-        self.shared.budget.release(released);
+        self.shared.budget.release(released, cold);
         released
     }
 
@@ -305,7 +322,8 @@ impl Space {
         let outside = |_| SpaceError::Outside { run };
         for piece in self.shared.geometry.pieces(run).map_err(outside)? {
             let mut state = self.shared.metaslabs[piece.metaslab].lock();
-            state.free.mark_warm(piece.first, piece.blocks);
+            let Some(free) = state.free_map() else { continue };
+            free.mark_warm(piece.first, piece.blocks);
             self.shared.publish(piece.metaslab, &state);
         }
         Ok(())

@@ -29,7 +29,7 @@ fn claim(space: &Space, lane: Lane, blocks: u64) -> Vec<Run> {
 }
 
 fn claim_run(space: &Space, lane: Lane, blocks: u32) -> Result<Run, NoSpace> {
-    let mut promise = space.reserve(blocks.into(), Tier::Internal)?;
+    let mut promise = space.reserve(u64::from(blocks), Tier::Internal)?;
     let claim = space.claim_run(lane, blocks, &mut promise)?;
     Ok(space.log_alloc(Txg::FIRST, claim))
 }

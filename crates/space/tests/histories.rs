@@ -30,6 +30,8 @@ enum Step {
     EndDiscard { pick: usize, done: bool },
     Grow { more: u64, area: u32 },
     Crash { all: bool },
+    Load { pick: usize },
+    Evict { limit: u64 },
 }
 
 fn lane() -> impl Strategy<Value = Lane> {
@@ -76,6 +78,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (pick(), any::<bool>()).prop_map(|(pick, done)| Step::EndDiscard { pick, done }),
         1 => (0u64..900, 1u32..70).prop_map(|(more, area)| Step::Grow { more, area }),
         1 => any::<bool>().prop_map(|all| Step::Crash { all }),
+        1 => pick().prop_map(|pick| Step::Load { pick }),
+        6 => prop_oneof![Just(0u64), 0u64..20_000].prop_map(|limit| Step::Evict { limit }),
     ]
 }
 
@@ -169,6 +173,8 @@ fn apply(world: &mut World, step: Step) {
         }
         Step::Grow { more, area } => world.grow(more, area),
         Step::Crash { all } => world.crash(all),
+        Step::Load { pick } => world.load_one(pick),
+        Step::Evict { limit } => world.evict(limit),
     }
 }
 
@@ -201,6 +207,17 @@ proptest! {
         let config =
             Config { reserve_blocks: Some(reserve), warm_blocks: Some(300), ..Config::default() };
         run(World::new(&[(2900, 1024), (700, 256)], &fixed(), 2, config), steps);
+    }
+
+    #[test]
+    fn a_space_whose_maps_do_not_fit_in_memory_behaves_as_a_vector_of_blocks(
+        steps in prop::collection::vec(step(), 1..200),
+        reserve in 0u64..100,
+        maps_bytes in 0u64..3000,
+    ) {
+        let maps_bytes = Some(maps_bytes);
+        let config = Config { reserve_blocks: Some(reserve), maps_bytes, ..Config::default() };
+        run(World::new(&[(2900, 256), (700, 256)], &fixed(), 2, config), steps);
     }
 
     #[test]

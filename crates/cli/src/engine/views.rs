@@ -180,5 +180,5 @@ fn place(ptr: &NodePtr) -> String {
 pub(crate) fn space(pool: &Path) -> Result<Value, Failure> {
     let machine = Machine::start()?;
     let pool = machine.open_to_read(pool)?;
-    Ok(json!(copyhold_check::debug::space(&pool)))
+    Ok(json!(machine.run(copyhold_check::debug::space(&pool))))
 }

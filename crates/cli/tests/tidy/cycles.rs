@@ -21,7 +21,7 @@ const CYCLIC_MAX: [(&str, usize); 8] = [
     ("fs", 3),
     ("pool", 4),
     ("sim", 13),
-    ("space", 10),
+    ("space", 8),
     ("table", 6),
     ("volume", 10),
 ];

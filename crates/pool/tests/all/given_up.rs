@@ -39,7 +39,7 @@ async fn give_up_soon<T>(rt: &Rt, operation: impl Future<Output = T>) {
 }
 
 async fn put(pool: &Arc<Pool>, n: u64) -> Result<Vec<Run>, PoolError> {
-    let mut reserved = pool.reserve(BLOCKS.into(), Tier::Write).await?;
+    let mut reserved = pool.reserve(u64::from(BLOCKS), Tier::Write).await?;
     let claims = pool.claim(LaneClass::Data, BLOCKS.into(), &mut reserved)?;
     let mut tx = Transaction::new();
     for item in 0..100 {

@@ -38,7 +38,7 @@ fn key(n: u64) -> Key {
 
 /// An item with data: its place is the value.
 async fn put(pool: &Arc<Pool>, n: u64) -> Result<Run, PoolError> {
-    let mut reserved = pool.reserve(DATA.into(), Tier::Write).await?;
+    let mut reserved = pool.reserve(u64::from(DATA), Tier::Write).await?;
     let mut claims = pool.claim(LaneClass::Data, DATA.into(), &mut reserved)?;
     let claim = claims.remove(0);
     let run = claim.run();

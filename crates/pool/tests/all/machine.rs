@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{Lasting, SimConfig, SimDevice, SimImage};
-use copyhold_pool::{CreateOptions, OpenOptions, Pool, PoolError};
+use copyhold_pool::{CreateOptions, LaneClass, OpenOptions, Pool, PoolError, Tier, Transaction};
 use copyhold_runtime::{Rt, SeededRuntime};
-use copyhold_types::DeviceId;
+use copyhold_types::{DeviceId, EpochId, Pointer, Run};
 
 const EIO: i32 = 5;
 /// Ways to open a pool: read-only, `cut-tail`.
@@ -65,4 +65,28 @@ impl Drop for Machine {
     fn drop(&mut self) {
         self.rt.drop_tasks();
     }
+}
+
+/// Allocates blocks that nothing refers to.
+pub(crate) async fn allocate(pool: &Arc<Pool>, blocks: u64) -> Vec<Run> {
+    let mut reserved = pool.reserve(blocks, Tier::Write).await.unwrap();
+    let claims = pool.claim(LaneClass::Data, blocks, &mut reserved).unwrap();
+    let mut tx = Transaction::new();
+    let runs = claims.iter().map(|claim| claim.run()).collect();
+    claims.into_iter().for_each(|claim| tx.allocate(claim));
+    let credit = pool.admit(Tier::Write, tx.len(), 64).await.unwrap();
+    let txg = pool.apply(credit, tx).unwrap();
+    pool.commit(txg).await.unwrap();
+    runs
+}
+
+/// Frees such runs.
+pub(crate) async fn free(pool: &Arc<Pool>, runs: &[Run]) {
+    let mut tx = Transaction::new();
+    runs.iter().for_each(|run| {
+        tx.release(Pointer { run: *run, epoch: EpochId::POOL, origin: EpochId::POOL })
+    });
+    let credit = pool.admit(Tier::Delete, tx.len(), 64).await.unwrap();
+    let txg = pool.apply(credit, tx).unwrap();
+    pool.commit(txg).await.unwrap();
 }

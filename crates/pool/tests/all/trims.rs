@@ -23,7 +23,7 @@ fn world() -> (Machine, std::sync::Arc<Pool>) {
     (machine, pool)
 }
 
-fn trim(machine: &Machine, pool: &Pool) -> Result<u64, PoolError> {
+fn trim(machine: &Machine, pool: &std::sync::Arc<Pool>) -> Result<u64, PoolError> {
     machine.rt.block_on(pool.trim(0..u64::MAX, 1))
 }
 

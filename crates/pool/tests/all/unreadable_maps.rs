@@ -7,34 +7,14 @@ use std::time::Duration;
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{Lasting, SimConfig, SimDevice, SimImage};
 use copyhold_format::space_map::{Descriptor, METASLAB};
-use copyhold_pool::{CreateOptions, LaneClass, Limits, OpenOptions, Pool, Tier, Transaction};
+use copyhold_pool::{CreateOptions, Limits, OpenOptions, Pool, Tier, Transaction};
 use copyhold_runtime::{Rt, Runtime, SeededRuntime};
-use copyhold_types::{DeviceId, EpochId, Key, Kind, Pointer, Purpose, Run, TableId};
+use copyhold_types::{DeviceId, Key, Kind, Purpose, Run, TableId};
 use futures_util::future::{Either, select};
 
+use crate::machine::{allocate, free};
+
 const BLOCKS: u64 = 8192;
-
-async fn allocate(pool: &Arc<Pool>, blocks: u64) -> Vec<Run> {
-    let mut reserved = pool.reserve(blocks, Tier::Write).await.unwrap();
-    let claims = pool.claim(LaneClass::Data, blocks, &mut reserved).unwrap();
-    let mut tx = Transaction::new();
-    let runs = claims.iter().map(|claim| claim.run()).collect();
-    claims.into_iter().for_each(|claim| tx.allocate(claim));
-    let credit = pool.admit(Tier::Write, tx.len(), 64).await.unwrap();
-    let txg = pool.apply(credit, tx).unwrap();
-    pool.commit(txg).await.unwrap();
-    runs
-}
-
-async fn free(pool: &Arc<Pool>, runs: &[Run]) {
-    let mut tx = Transaction::new();
-    runs.iter().for_each(|run| {
-        tx.release(Pointer { run: *run, epoch: EpochId::POOL, origin: EpochId::POOL })
-    });
-    let credit = pool.admit(Tier::Delete, tx.len(), 64).await.unwrap();
-    let txg = pool.apply(credit, tx).unwrap();
-    pool.commit(txg).await.unwrap();
-}
 
 /// A pool, and what is allocated in it.
 struct Machine {

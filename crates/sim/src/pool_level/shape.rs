@@ -11,6 +11,9 @@ use crate::{Plan, Sabotage};
 /// The nodes that a pool of tenants keeps in any case, and a few more.
 const NODES: usize = 40;
 
+/// Memory of two or three maps.
+const FEW_MAPS: u64 = 4 << 10;
+
 /// Sizes of one pool, and the limits it runs under.
 #[derive(Clone, Debug)]
 pub struct Shape {
@@ -37,6 +40,7 @@ impl Shape {
             partition_leaves: Some(dice.pick(&[2, 8, 32])),
             ..CreateOptions::default()
         };
+        // In one of sixteen maps are loaded and evicted all the time.
         let limits = Limits {
             txg_interval: Duration::from_millis(dice.pick(&[2, 20, 5000])),
             mark_after: Duration::from_millis(dice.pick(&[1, 10, 100])),
@@ -47,6 +51,7 @@ impl Shape {
             space_log: !plan.stock,
             node_cache_bytes: dice.pick(&[0, 16 << 10, 64 << 20]),
             clean_data_bytes: 0,
+            maps_bytes: if id % 16 == 5 { FEW_MAPS } else { 64 << 20 },
             run_max,
             tail_verify_bytes: dice.pick(&[16 << 10, 64 << 20, 64 << 20]),
             handover_edits: if create.partition_leaves == Some(2) { 1 } else { 1024 },

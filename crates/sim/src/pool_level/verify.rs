@@ -8,7 +8,7 @@ use std::time::Duration;
 use copyhold_format::item::ExtentState;
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_format::space_map::{Descriptor, METASLAB};
-use copyhold_pool::{Condition, Pool, PoolError};
+use copyhold_pool::{Condition, Pool, PoolError, metaslab_view};
 use copyhold_types::{BLOCK_BYTES, Key, NodePtr, Purpose, Run};
 
 use super::model::{OBJECTS, State, TABLE, World, counter, holds};
@@ -80,21 +80,26 @@ async fn read_all(pool: &Pool, world: &World, state: &State) -> Result<(), PoolE
 
 /// Space is what items, nodes and maps refer to, each block once; and all invariants hold.
 pub(crate) async fn check_space(pool: &Arc<Pool>, state: &State) -> Result<(), PoolError> {
-    let nodes = settled_nodes(pool).await?;
-    assert_eq!(problem_of_space(pool, state, &nodes), None);
+    let (nodes, allocated) = settled(pool).await?;
+    assert_eq!(problem_of_space(pool, state, &nodes, allocated), None);
     pool.tables().iter().for_each(|table| table.check());
     Ok(())
 }
 
-/// Every node and map of one state of the pool. Looks again while the flusher is at work: a node
-/// that it replaced meanwhile lies where another one may be by now.
+/// Every node and map of one state of the pool.
 pub(crate) async fn settled_nodes(pool: &Arc<Pool>) -> Result<Vec<NodePtr>, PoolError> {
+    Ok(settled(pool).await?.0)
+}
+
+/// Every node and map of one state of the pool, and its allocated blocks. Looks again while the
+/// flusher is at work: a node that it replaced meanwhile lies where another one may be by now.
+async fn settled(pool: &Arc<Pool>) -> Result<(Vec<NodePtr>, Vec<Run>), PoolError> {
     for _ in 0..100 {
         let pin = pool.pin(); // Of a replaced node the blocks stay until it is visited (R3).
         let before = settled_parts(pool).await?;
         let nodes = nodes(pool).await?;
         if settled_parts(pool).await? == before {
-            return Ok(nodes);
+            return Ok((nodes, before.2));
         }
         drop(pin);
         pool.runtime().sleep(Duration::from_millis(50)).await;
@@ -109,15 +114,23 @@ async fn settled_parts(pool: &Arc<Pool>) -> Result<SettledParts, PoolError> {
     let items = pool.range(Pool::TABLES, Key::MIN, Key::MAX, usize::MAX).await?;
     let items = items.into_iter().map(|(key, value)| (key, value.to_vec())).collect();
     let descriptors = pool.tables().iter().map(|table| table.descriptors()).collect();
-    Ok((descriptors, items, allocated(pool)))
+    Ok((descriptors, items, allocated(pool).await))
 }
 
-fn allocated(pool: &Pool) -> Vec<Run> {
-    let space = pool.space_map();
-    space.metaslabs().flat_map(|id| space.allocated_runs(id)).collect()
+async fn allocated(pool: &Arc<Pool>) -> Vec<Run> {
+    let mut runs = Vec::new();
+    for id in pool.space_map().metaslabs() {
+        runs.extend(metaslab_view(pool, id).await.allocated);
+    }
+    runs
 }
 
-fn problem_of_space(pool: &Arc<Pool>, state: &State, nodes: &[NodePtr]) -> Option<String> {
+fn problem_of_space(
+    pool: &Arc<Pool>,
+    state: &State,
+    nodes: &[NodePtr],
+    allocated: Vec<Run>,
+) -> Option<String> {
     let extents = state.iter().filter_map(|(key, stored)| stored.extent(*key));
     let runs = extents.map(|extent| extent.pointer.run).chain(nodes.iter().flat_map(NodePtr::runs));
     let mut referenced = BTreeSet::new();
@@ -129,7 +142,7 @@ fn problem_of_space(pool: &Arc<Pool>, state: &State, nodes: &[NodePtr]) -> Optio
         }
     }
     let blocks = |run: Run| run.addr.block()..run.end();
-    let allocated: BTreeSet<u64> = allocated(pool).into_iter().flat_map(blocks).collect();
+    let allocated: BTreeSet<u64> = allocated.into_iter().flat_map(blocks).collect();
     let space = pool.space_map();
     space.check();
     // Where a map cannot be read, it is not known what is allocated.

@@ -19,14 +19,14 @@ fn views_show_what_is_there() {
     assert!(nodes.iter().all(|node| node.state == "good" && node.items.is_some()));
     let inner = nodes.iter().filter(|node| node.level == "inner").count();
     assert_eq!(inner, tables.iter().filter(|p| p.table == TABLE.0 && p.height == 1).count());
-    let space = debug::space(&pool);
+    let space = power.rt.block_on(debug::space(&pool));
     let sum: u64 = space.metaslabs.iter().map(|metaslab| metaslab.allocated_blocks).sum();
     assert_eq!(sum, space.allocated_blocks);
     assert_eq!(space.free_blocks_by_run.iter().sum::<u64>(), space.free_blocks);
     let class = space.longest_free_blocks.ilog2() as usize;
     assert_eq!(class + 1, space.free_blocks_by_run.len(), "the longest run is in the last class");
     let map = pool.space_map();
-    let unallocated = map.metaslabs().flat_map(|id| map.free_and_freeing_runs(id));
+    let unallocated = map.metaslabs().flat_map(|id| map.view(id).free_and_freeing);
     let unallocated: u64 = unallocated.map(|run| u64::from(run.blocks)).sum();
     assert_eq!(unallocated, space.free_blocks + space.freeing_blocks);
     let parts = space.metaslabs.iter().filter_map(|metaslab| metaslab.fragmentation);

@@ -185,7 +185,7 @@ impl Files {
 
     /// Extents of `blocks` blocks of content from file block `from` on.
     async fn extents(&self, tx: &mut Transaction, ino: InodeNo, from: u64, blocks: u32) {
-        let mut reservation = self.pool.reserve(blocks.into(), Tier::Write).await.unwrap();
+        let mut reservation = self.pool.reserve(u64::from(blocks), Tier::Write).await.unwrap();
         let claims = self.pool.claim(LaneClass::Data, blocks.into(), &mut reservation).unwrap();
         let mut at = from;
         for claim in claims {

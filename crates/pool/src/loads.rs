@@ -1,0 +1,159 @@
+//! Reading space maps when they are needed, and evicting them (`copyhold_space`, AWAY).
+//!
+//! Problem.  Allocation does not wait, but the map that it needs may be on disk.
+//! Idea.     Waiting calls load maps before the synchronous ones need them: a reservation that
+//!           finds too little in loaded maps, a round before it begins, and the flusher after each
+//!           commit, so that there is a stock, and requests seldom wait for a read.
+//!
+//! LOADS-M1  One map is read at a time. A read allocates nothing and waits for no commit or round,
+//!           so a round may wait for it.
+//! LOADS-M2  Rounds begin with the part of the reserve loaded that they need, whatever memory that
+//!           takes. Beyond it the limit of memory counts. Only rounds, the flusher and a trim
+//!           evict, so a request that has loaded maps nearly always finds them.
+//! LOADS-M3  A pool is full only by the figures of all its metaslabs, whether loaded or not.
+//!
+//! A map that cannot be read is `maps`' subject.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use copyhold_format::space_map::SpaceMap;
+use copyhold_runtime::{FifoMutex, Rt};
+use copyhold_space::{MapView, MetaslabId, Stock, Tier, Wanted};
+use copyhold_types::NodePtr;
+
+use crate::{Pool, PoolError};
+
+/// Reads before something counts as unreadable, and the time between them.
+const TRIES: usize = 3;
+const PAUSE: Duration = Duration::from_millis(100);
+/// The state of reading maps.
+#[derive(Debug, Default)]
+pub(crate) struct Loads {
+    turn: FifoMutex,
+    count: AtomicU64,
+    /// A task reads again the maps that could not be read.
+    pub(crate) retrying: AtomicBool,
+}
+
+/// The space maps of an open pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapUse {
+    /// Memory of maps and of the edits that are beside maps on disk, and its limit.
+    pub bytes: u64,
+    pub bytes_max: u64,
+    pub loaded: u64,
+    /// Maps that were loaded since the pool was opened.
+    pub loads: u64,
+}
+
+pub fn map_use(pool: &Pool) -> MapUse {
+    MapUse {
+        bytes: pool.space.maps_bytes(),
+        bytes_max: pool.limits.maps_bytes,
+        loaded: pool.space.loaded_maps(),
+        loads: pool.nodes.loads.count.load(Relaxed),
+    }
+}
+
+/// Tries several times to read something: an error may pass.
+pub(crate) async fn patiently<T, F: Future<Output = Result<T, PoolError>>>(
+    rt: &Rt,
+    read: impl Fn() -> F,
+) -> Result<T, PoolError> {
+    for _ in 1..TRIES {
+        if let Ok(found) = read().await {
+            return Ok(found);
+        }
+        rt.sleep(PAUSE).await;
+    }
+    read().await
+}
+
+async fn read(pool: &Pool, ptr: Option<NodePtr>) -> Result<Option<SpaceMap>, PoolError> {
+    let Some(ptr) = ptr else { return Ok(None) };
+    let bytes = patiently(&pool.rt, || pool.nodes.read_map(ptr)).await?;
+    let parsed = SpaceMap::parse(&bytes);
+    parsed.map(Some).map_err(|error| PoolError::damaged(format!("{ptr:?}"), error))
+}
+
+/// Loads the map of a metaslab, if it is cold. If it cannot be read, the metaslab is set aside.
+pub(crate) async fn load(pool: &Arc<Pool>, id: MetaslabId) {
+    if pool.space.cold_map(id).is_none() {
+        return;
+    }
+    let _turn = pool.nodes.loads.turn.lock().await;
+    load_in_turn(pool, id).await;
+}
+
+async fn load_in_turn(pool: &Arc<Pool>, id: MetaslabId) {
+    let Some(ptr) = pool.space.cold_map(id) else { return };
+    let loaded = match read(pool, ptr).await {
+        Ok(map) => pool.space.load(id, map.as_ref()).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match loaded {
+        Ok(_) => {
+            pool.nodes.loads.count.fetch_add(1, Relaxed);
+        }
+        Err(error) => give_up(pool, id, &error),
+    }
+}
+
+fn give_up(pool: &Arc<Pool>, id: MetaslabId, error: &str) {
+    tracing::error!(
+        "the space map of {id} cannot be read: nothing is allocated there until the map can be \
+         read or `copyhold check --repair` has rebuilt it; {error}"
+    );
+    pool.space.set_unreadable(id);
+}
+
+/// Loads maps until the loaded ones have room for a reservation, or no other has free blocks.
+pub(crate) async fn load_for(pool: &Arc<Pool>, wanted: Wanted, tier: Tier) {
+    while pool.space.wants_map(wanted, tier) {
+        let _turn = pool.nodes.loads.turn.lock().await;
+        let Some(best) = pool.space.best_cold() else { return };
+        if pool.space.wants_map(wanted, tier) {
+            load_in_turn(pool, best).await;
+        }
+    }
+}
+
+/// Loads and evicts maps until the loaded ones have the stock of free blocks and take no more
+/// memory than they may.
+pub(crate) async fn keep_stock(pool: &Arc<Pool>) {
+    let limit = pool.limits.maps_bytes;
+    loop {
+        let is_due = match pool.space.stock() {
+            Stock::Enough => false,
+            Stock::Low => pool.space.maps_bytes() < limit,
+            Stock::Short => true,
+        };
+        if !is_due {
+            break;
+        }
+        let _turn = pool.nodes.loads.turn.lock().await;
+        let Some(best) = pool.space.best_cold() else { break };
+        load_in_turn(pool, best).await;
+    }
+    pool.space.evict(limit);
+}
+
+/// The allocated and free runs of a metaslab; its map is read if it is cold, and stays so. If it
+/// cannot be read, the metaslab is set aside, and has none.
+pub async fn metaslab_view(pool: &Arc<Pool>, id: MetaslabId) -> MapView {
+    // While it is not loaded, no round replaces the map.
+    let _turn = pool.nodes.loads.turn.lock().await;
+    let viewed = match pool.space.cold_map(id) {
+        None => Ok(pool.space.view(id)),
+        Some(ptr) => match read(pool, ptr).await {
+            Ok(map) => pool.space.view_with(id, map.as_ref()).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        },
+    };
+    viewed.unwrap_or_else(|error| {
+        give_up(pool, id, &error);
+        MapView::default()
+    })
+}

@@ -1,0 +1,110 @@
+//! Pools whose space maps do not fit in memory together.
+
+use std::sync::Arc;
+
+use copyhold_device::sim::SimImage;
+use copyhold_pool::{
+    CreateOptions, Limits, OpenOptions, Pool, PoolError, Tier, map_use, metaslab_view,
+};
+use copyhold_runtime::Rt;
+use copyhold_types::Run;
+
+use crate::machine::{Machine, allocate, free};
+
+/// 128 metaslabs of 1 MiB.
+const BLOCKS: u64 = 128 << 8;
+/// Memory of a few maps beside the edits of all metaslabs.
+const FEW: u64 = 128 * 200;
+
+fn machine(blocks: u64, metaslab_blocks: Option<u64>) -> Machine {
+    let machine = Machine::on(&SimImage::empty(blocks));
+    let log_bytes = Some(1 << 20);
+    let options = CreateOptions { log_bytes, metaslab_blocks, ..CreateOptions::default() };
+    let rt = machine.rt.clone() as Rt;
+    machine.rt.block_on(Pool::create(&rt, &machine.device(), &options)).unwrap();
+    machine
+}
+
+fn open(machine: &Machine, maps_bytes: u64) -> Arc<Pool> {
+    let limits = Limits { maps_bytes, ..Limits::default() };
+    let options = OpenOptions { limits, ..OpenOptions::default() };
+    let opening = Pool::open(machine.rt.clone() as Rt, machine.device(), options);
+    machine.rt.block_on(opening).unwrap()
+}
+
+/// Allocates until the pool is full.
+async fn fill(pool: &Arc<Pool>, step: u64) -> Vec<Run> {
+    let mut runs = Vec::new();
+    loop {
+        match pool.reserve(step, Tier::Write).await {
+            Ok(reserved) => drop(reserved),
+            Err(PoolError::Full { .. }) => return runs,
+            Err(error) => panic!("{error}"),
+        }
+        runs.extend(allocate(pool, step).await);
+    }
+}
+
+async fn allocated(pool: &Arc<Pool>) -> Vec<Run> {
+    let mut runs = Vec::new();
+    for id in pool.space_map().metaslabs() {
+        runs.extend(metaslab_view(pool, id).await.allocated);
+    }
+    runs
+}
+
+#[test]
+fn a_pool_is_filled_and_emptied_with_few_maps_in_memory() {
+    let machine = machine(BLOCKS, Some(256));
+    let pool = open(&machine, FEW);
+    let (figures, kept) = machine.rt.block_on(async {
+        let runs = fill(&pool, 500).await;
+        let left = pool.space();
+        assert!(left.available() < 600, "full by the figures of all maps: {left:?}");
+        // Scattered frees: in each metaslab some.
+        let blocks = runs.iter().flat_map(|run| (0..run.blocks).map(|at| run.slice(at, 1)));
+        let (freed, kept): (Vec<Run>, Vec<Run>) =
+            blocks.partition(|run| run.addr.block().is_multiple_of(3));
+        for part in freed.chunks(500) {
+            free(&pool, part).await;
+        }
+        pool.flush_all().await.unwrap();
+        pool.space_map().check();
+        (pool.space(), kept)
+    });
+    let use_of_maps = map_use(&pool);
+    assert!(use_of_maps.loads > 128, "{use_of_maps:?}");
+    assert!(use_of_maps.loaded < 64, "{use_of_maps:?}");
+    let seen = machine.rt.block_on(allocated(&pool));
+    assert!(figures.free > BLOCKS / 4, "{figures:?}");
+    machine.rt.block_on(pool.close()).unwrap();
+    drop(pool);
+
+    // All maps in memory say the same.
+    let pool = open(&machine, u64::MAX);
+    assert_eq!(machine.rt.block_on(allocated(&pool)), seen);
+    assert_eq!(pool.space().allocated, figures.allocated);
+    machine.rt.block_on(async {
+        free(&pool, &kept[..1000]).await;
+        pool.flush_all().await.unwrap();
+    });
+    pool.space_map().check();
+}
+
+#[test]
+fn an_empty_pool_of_100_tib_opens_with_few_maps_in_memory() {
+    const TIB: u64 = 1 << 28;
+    let machine = machine(100 * TIB, None);
+    let pool = open(&machine, 32 << 20);
+    assert_eq!(pool.space_map().metaslabs().count(), 6400);
+    let before = map_use(&pool);
+    assert!(before.loaded <= 256 && before.bytes < 4 << 20, "{before:?}");
+    assert!(before.bytes / 256 <= 20 << 10, "an empty map: {before:?}");
+    // More than the loaded maps have.
+    let reserved = machine.rt.block_on(pool.reserve(5 * TIB, Tier::Write)).unwrap();
+    let after = map_use(&pool);
+    assert!(after.loads > 0 && after.bytes < 8 << 20, "{after:?}");
+    drop(reserved);
+    let trimmed = machine.rt.block_on(pool.trim(0..1 << 22, 1)).unwrap();
+    assert!(trimmed > (1 << 22) - 8 * 256, "all of the first map but labels: {trimmed}");
+}

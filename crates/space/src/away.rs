@@ -1,0 +1,240 @@
+//! Maps that are not in memory.
+//!
+//! Problem.  The maps of a large pool do not fit in memory; most of its metaslabs are not allocated
+//!           from for hours, but blocks are freed in all of them.
+//! Idea.     A map is in memory while its metaslab is allocated from. Of any other there are the
+//!           edits that the map does not have, as runs, and the count of its free blocks. Frees are
+//!           noted there, so they never wait for a read. When the map is loaded, the edits are
+//!           applied to it.
+//!
+//! AWAY-A1  Nothing is allocated in a metaslab whose map is away. So each of its edits since then
+//!          is a free.
+//! AWAY-A2  Reservations of every tier but the internal one are at most the free blocks of loaded
+//!          maps. So a claim of reserved blocks waits for no read, and an eviction leaves enough.
+//! AWAY-A3  A map is evicted only if it is on disk as it is in memory: no edit is live or frozen,
+//!          and each block is allocated, free or deferred. Blocks of lanes, claims and discards
+//!          are none of these.
+//! AWAY-A4  The count of free blocks is exact, except after a recovery: a map may have edits of
+//!          txgs that it is not complete up to, and those are counted twice. The load corrects it.
+//! AWAY-A5  A block that is freed while its map is away, and has no earlier edit here, must be
+//!          allocated by the map. If it is not, a pointer or the map is damaged, and the metaslab
+//!          is set aside.
+//!
+//! The layer above reads the maps: [`Space::best_cold`] names the next one, [`Space::cold_map`]
+//! its place, [`Space::load`] takes its content, and [`Space::evict`] keeps the memory limit.
+//! `noted` has the edits; a map that cannot be read is `aside`'s subject.
+
+use std::cmp::Reverse;
+
+use copyhold_format::space_map::SpaceMap;
+use copyhold_types::{NodePtr, Txg};
+
+use crate::bits::Bits;
+use crate::budget::{Stock, Tier, Wanted};
+use crate::error::SpaceError;
+use crate::layout::MetaslabId;
+use crate::metaslab::{Loaded, Map, Metaslab, MetaslabState};
+use crate::noted::{Away, Why, runs};
+use crate::space::Space;
+use crate::view::MapView;
+
+impl Metaslab {
+    /// Checks that a map is the installed one of this metaslab.
+    pub(crate) fn check_map(
+        &self,
+        map: &SpaceMap,
+        complete_to: Option<Txg>,
+    ) -> Result<(), SpaceError> {
+        let wrong = |what, found, wanted| match found == wanted {
+            true => Ok(()),
+            false => Err(SpaceError::Mismatch { metaslab: self.id, what, found, wanted }),
+        };
+        let place = map.place();
+        wrong("device", place.device.0.into(), self.id.device.0.into())?;
+        wrong("index", place.index.into(), self.id.index.into())?;
+        wrong("first_block", place.first_block, self.first_block)?;
+        // A map that was written before the device grew has fewer blocks.
+        wrong("blocks", place.blocks.into(), place.blocks.min(self.blocks()).into())?;
+        wrong("complete_to", map.complete_to().get(), complete_to.map_or(0, Txg::get))
+    }
+
+    /// The blocks that are allocated now, given the installed map (`None`: there is none) of a
+    /// metaslab whose map is away.
+    pub(crate) fn logged_with(
+        &self,
+        state: &MetaslabState,
+        map: Option<&[u64]>,
+    ) -> Result<Bits, SpaceError> {
+        let away = state.map.away().expect("AWAY-A1: a map that is away");
+        let map = map.unwrap_or_default();
+        let mut bits = Bits::from_words((map.len() as u32 * 64).min(self.blocks()), map);
+        // A map that was written before the device grew has fewer blocks.
+        bits.lengthen(self.blocks());
+        let logged = away.apply_to(bits).map_err(|(first, blocks)| SpaceError::NotAllocated {
+            run: self.run(first, blocks),
+            metaslab: self.id,
+        })?;
+        match runs(&state.fixed).find(|(first, blocks)| !logged.all_clear(*first, *blocks)) {
+            Some((first, blocks)) => {
+                Err(SpaceError::Fixed { run: self.run(first, blocks), metaslab: self.id })
+            }
+            None => Ok(logged),
+        }
+    }
+
+    /// The blocks that are allocated, fixed or deferred.
+    pub(crate) fn used(&self, logged: &Bits, state: &MetaslabState) -> Bits {
+        let mut used = logged.clone();
+        let deferred = state.deferred.values().flatten().copied();
+        runs(&state.fixed).chain(deferred).for_each(|(first, blocks)| used.set(first, blocks));
+        used
+    }
+}
+
+impl Space {
+    /// The cold metaslab that is best to load next: with a run of 64 KiB, then with the most free
+    /// blocks. `None`: no cold one has any. Looks at each metaslab.
+    pub fn best_cold(&self) -> Option<MetaslabId> {
+        let cold = self.shared.metaslabs.iter().filter(|metaslab| metaslab.cold_free() > 0);
+        // The first of equal ones.
+        let best = cold.min_by_key(|metaslab| Reverse(metaslab.cold_rank()))?;
+        Some(best.id)
+    }
+
+    /// The installed map of a cold metaslab; `Some(None)`: nothing is allocated there but by edits,
+    /// so that it is loaded without a map. `None`: it is loaded or set aside.
+    pub fn cold_map(&self, id: MetaslabId) -> Option<Option<NodePtr>> {
+        let index = self.shared.geometry.index_of(id)?;
+        let state = self.shared.metaslabs[index].lock();
+        matches!(state.map.away()?.why, Why::Cold).then_some(state.installed)
+    }
+
+    /// Puts the map of a cold metaslab into memory; `map`: as [`Self::cold_map`] names it. Returns
+    /// whether it was cold.
+    ///
+    /// # Errors
+    /// The map is that of another metaslab or time, contradicts a free (AWAY-A5), or allocates a
+    /// fixed area. The metaslab is as before.
+    pub fn load(&self, id: MetaslabId, map: Option<&SpaceMap>) -> Result<bool, SpaceError> {
+        let index = self.shared.geometry.index_of(id);
+        let index = index.ok_or(SpaceError::NoMetaslab { metaslab: id })?;
+        let metaslab = &self.shared.metaslabs[index];
+        let mut state = metaslab.lock();
+        if !state.map.is_cold() {
+            return Ok(false);
+        }
+        assert_eq!(map.is_some(), state.installed.is_some(), "the map that the metaslab has");
+        if let Some(map) = map {
+            metaslab.check_map(map, state.complete_to)?;
+        }
+        let logged = metaslab.logged_with(&state, map.map(SpaceMap::words))?;
+        let used = metaslab.used(&logged, &state);
+        let (estimate, allocated) = (state.allocated, i64::from(logged.count()));
+        let counted_free = metaslab.away_free(&state);
+        state.map = Map::Loaded(Loaded::new(logged, &used, self.shared.config.all_warm));
+        state.allocated = allocated;
+        self.shared.publish(index, &state);
+        // Behind the offer: reservations count on what is offered (AWAY-A2).
+        self.shared.budget.load(counted_free, allocated - estimate);
+        Ok(true)
+    }
+
+    /// The map of a cold metaslab cannot be read: it is set aside.
+    pub fn set_unreadable(&self, id: MetaslabId) {
+        let Some(index) = self.shared.geometry.index_of(id) else { return };
+        let metaslab = &self.shared.metaslabs[index];
+        let mut state = metaslab.lock();
+        let counted_free = metaslab.away_free(&state);
+        let Map::Away(away) = &mut state.map else { return };
+        if away.why == Why::Unreadable {
+            return;
+        }
+        away.why = Why::Unreadable;
+        // Blocks that are deferred wait for the map like all others.
+        let freeing = std::mem::take(&mut state.deferred_blocks) as i64;
+        state.deferred.clear();
+        state.allocated = metaslab.usable(&state) as i64;
+        self.shared.budget.set_aside(counted_free, freeing);
+        self.shared.publish(index, &state);
+    }
+
+    /// Evicts maps until they take at most `limit` bytes, first those with the fewest free blocks,
+    /// and leaves in loaded maps what rounds may need ([`Stock::Low`]). Returns how many.
+    pub fn evict(&self, limit: u64) -> usize {
+        let mut evicted = 0;
+        if self.maps_bytes() <= limit {
+            return evicted;
+        }
+        self.shared.close_lanes();
+        let loaded = self.shared.sets.loaded.iter();
+        let by_free = |index: usize| (self.shared.metaslabs[index].free_blocks(), index);
+        let mut loaded: Vec<(u32, usize)> = loaded.map(by_free).collect();
+        loaded.sort_unstable();
+        for (_, index) in loaded {
+            if self.maps_bytes() <= limit {
+                break;
+            }
+            evicted += usize::from(self.evict_one(index));
+        }
+        evicted
+    }
+
+    fn evict_one(&self, index: usize) -> bool {
+        let metaslab = &self.shared.metaslabs[index];
+        let mut state = metaslab.lock();
+        let Map::Loaded(map) = &state.map else { return false };
+        let free = u64::from(map.free.free_blocks());
+        let known = state.allocated as u64 + free + state.deferred_blocks;
+        let is_written = state.live.edits == 0 && state.frozen.is_none();
+        if !is_written || known != metaslab.usable(&state) || !self.shared.budget.unload(free) {
+            return false;
+        }
+        let longest = map.free.longest();
+        state.map = Map::Away(Box::new(Away::new(Why::Cold, longest)));
+        self.shared.publish(index, &state);
+        true
+    }
+
+    /// Memory of the maps that are loaded, and of the edits of all others.
+    pub fn maps_bytes(&self) -> u64 {
+        self.shared.sets.bytes.load(std::sync::atomic::Ordering::Relaxed).max(0) as u64
+    }
+
+    /// How many maps are loaded.
+    pub fn loaded_maps(&self) -> u64 {
+        self.shared.sets.loaded.iter().count() as u64
+    }
+
+    /// Whether maps must be loaded for a reservation, which the pool as a whole has room for.
+    pub fn wants_map(&self, wanted: impl Into<Wanted>, tier: Tier) -> bool {
+        self.shared.budget.wants_map(wanted.into(), tier)
+    }
+
+    /// How much loaded maps have beside the reservations.
+    pub fn stock(&self) -> Stock {
+        self.shared.budget.stock()
+    }
+
+    /// The runs of a metaslab whose map is cold: of `map`, as [`Self::cold_map`] names it, and of
+    /// the edits. Leaves the metaslab as it is. If it is not cold, `map` does not matter.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn view_with(&self, id: MetaslabId, map: Option<&SpaceMap>) -> Result<MapView, SpaceError> {
+        let index = self.shared.geometry.index_of(id);
+        let metaslab =
+            &self.shared.metaslabs[index.ok_or(SpaceError::NoMetaslab { metaslab: id })?];
+        let state = metaslab.lock();
+        if !state.map.is_cold() {
+            drop(state);
+            return Ok(self.view(id));
+        }
+        if let Some(map) = map {
+            metaslab.check_map(map, state.complete_to)?;
+        }
+        let logged = metaslab.logged_with(&state, map.map(SpaceMap::words))?;
+        let mut free = Bits::all(metaslab.blocks());
+        free.subtract(&metaslab.used(&logged, &state));
+        Ok(MapView::of(metaslab, &state, &logged, &free))
+    }
+}
