@@ -13,7 +13,8 @@
 //!          maps. So a claim of reserved blocks waits for no read, and an eviction leaves enough.
 //! AWAY-A3  A map is evicted only if it is on disk as it is in memory: no edit is live or frozen,
 //!          and each block is allocated, free or deferred. Blocks of lanes, claims and discards
-//!          are none of these.
+//!          are none of these. Nor does a lane hold a chunk there, even if it has taken all blocks
+//!          of it: it returns the chunk later.
 //! AWAY-A4  The count of free blocks is exact, except after a recovery: a map may have edits of
 //!          txgs that it is not complete up to, and those are counted twice. The load corrects it.
 //! AWAY-A5  A block that is freed while its map is away, and has no earlier edit here, must be
@@ -186,7 +187,8 @@ impl Space {
         let free = u64::from(map.free.free_blocks());
         let known = state.allocated as u64 + free + state.deferred_blocks;
         let is_written = state.live.edits == 0 && state.frozen.is_none();
-        if !is_written || known != metaslab.usable(&state) || !self.shared.budget.unload(free) {
+        let is_known = known == metaslab.usable(&state) && !map.free.is_busy();
+        if !is_written || !is_known || !self.shared.budget.unload(free) {
             return false;
         }
         let longest = map.free.longest();
@@ -236,5 +238,40 @@ impl Space {
         let mut free = Bits::all(metaslab.blocks());
         free.subtract(&metaslab.used(&logged, &state));
         Ok(MapView::of(metaslab, &state, &logged, &free))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use copyhold_types::DeviceId;
+
+    use super::*;
+    use crate::lane::{Lane, LaneClass};
+    use crate::layout::MetaslabLayout;
+    use crate::space::Config;
+
+    const LANE: Lane = Lane { cpu: 0, class: LaneClass::Data };
+
+    /// 32 metaslabs of one chunk.
+    fn space(reserve: u64) -> Space {
+        let layout = MetaslabLayout::for_device(DeviceId(0), 32 << 8, Some(256));
+        let config = Config { reserve_blocks: Some(reserve), ..Config::default() };
+        Space::new(&[layout], &[], 1, config)
+    }
+
+    #[test]
+    fn a_map_stays_while_a_lane_holds_an_emptied_chunk_of_it() {
+        let space = space(0);
+        let mut reserved = space.reserve(256, Tier::Write).unwrap();
+        let most = space.claim_run(LANE, 255, &mut reserved).unwrap();
+        let last = space.claim_run(LANE, 1, &mut reserved).unwrap();
+        assert_eq!(most.run().end(), last.run().addr.block(), "both are of the lane's chunk");
+        let index = most.run().addr.block() as usize / 256;
+        drop((most, last));
+        assert!(!space.evict_one(index), "AWAY-A3: the lane still holds the chunk");
+        space.check();
+        space.shared.close_lanes();
+        assert!(space.evict_one(index));
+        space.check();
     }
 }

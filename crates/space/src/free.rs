@@ -10,7 +10,8 @@
 //!          the chunk.
 //! FREE-M3  No free run is longer than `run_max`: where runs are short, a search for a long one
 //!          that was in vain is not made again before something becomes free (R21).
-//! FREE-M4  `counts` are the chunks per grade; `warm_free` is the free blocks of warm chunks.
+//! FREE-M4  `counts` are the chunks per grade, `busy` those that lanes hold or that are being
+//!          discarded; `warm_free` is the free blocks of warm chunks.
 //!
 //! A chunk is *warm* once it has been taken, until it is discarded: on a sparse pool file, writing
 //! where nothing has ever been written halves the rate of fsync (P6).
@@ -79,6 +80,8 @@ pub(crate) struct FreeMap {
     blocks: u32,
     chunks: Grouped<Chunk>,
     counts: [u32; Grade::COUNT],
+    /// Chunks that lanes hold or that are being discarded.
+    busy: u32,
     warm_free: u64,
     free_blocks: u32,
     run_max: u32,
@@ -93,6 +96,7 @@ impl FreeMap {
             blocks,
             chunks: Grouped::from_fn(0, |_| unreachable!("there are none")),
             counts: [0; Grade::COUNT],
+            busy: 0,
             warm_free: 0,
             free_blocks: free.count(),
             run_max: blocks,
@@ -157,6 +161,12 @@ impl FreeMap {
         self.warm_free
     }
 
+    /// Whether a lane holds a chunk, though it may have taken all blocks of it, or one is being
+    /// discarded.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy > 0
+    }
+
     /// The free blocks.
     pub(crate) fn bits(&self) -> &Bits {
         &self.free
@@ -193,11 +203,15 @@ impl FreeMap {
     }
 
     fn set_state(&mut self, at: usize, state: FreeState) {
-        if let FreeState::Idle(Some(grade)) = self.chunks.get(at).state {
-            self.counts[grade as usize] -= 1;
+        match self.chunks.get(at).state {
+            FreeState::Idle(Some(grade)) => self.counts[grade as usize] -= 1,
+            FreeState::Idle(None) => {}
+            FreeState::Held | FreeState::Discarding => self.busy -= 1,
         }
-        if let FreeState::Idle(Some(grade)) = state {
-            self.counts[grade as usize] += 1;
+        match state {
+            FreeState::Idle(Some(grade)) => self.counts[grade as usize] += 1,
+            FreeState::Idle(None) => {}
+            FreeState::Held | FreeState::Discarding => self.busy += 1,
         }
         self.change(at, |chunk| chunk.state = state);
     }
@@ -434,7 +448,7 @@ impl FreeMap {
     /// FREE-M1 to FREE-M4.
     pub(crate) fn check(&self) {
         let mut counts = [0; Grade::COUNT];
-        let (mut warm_free, mut free_blocks) = (0, 0);
+        let (mut warm_free, mut free_blocks, mut busy) = (0, 0, 0);
         for (at, chunk) in self.chunks.iter().enumerate() {
             let free = self.chunk_bits(at).count();
             assert_eq!(u32::from(chunk.free), free, "FREE-M1: chunk {at}");
@@ -443,13 +457,16 @@ impl FreeMap {
                     assert_eq!(grade, self.grade_of(at, chunk), "FREE-M4: chunk {at}");
                     grade.into_iter().for_each(|grade| counts[grade as usize] += 1);
                 }
-                FreeState::Held => {}
-                FreeState::Discarding => assert_eq!(free, 0, "chunk {at} is in a discard"),
+                FreeState::Held => busy += 1,
+                FreeState::Discarding => {
+                    assert_eq!(free, 0, "chunk {at} is in a discard");
+                    busy += 1;
+                }
             }
             warm_free += if chunk.warm { u64::from(free) } else { 0 };
             free_blocks += free;
         }
-        assert_eq!(self.counts, counts, "FREE-M4");
+        assert_eq!((self.counts, self.busy), (counts, busy), "FREE-M4");
         assert_eq!(self.warm_free, warm_free, "FREE-M4");
         let longest = self.free.runs().map(|(_, blocks)| blocks).max();
         assert!(longest.unwrap_or(0) <= self.run_max, "FREE-M3");
