@@ -57,8 +57,7 @@ struct Request<'p> {
 impl Request<'_> {
     async fn serve(&self) -> Result<Reservation, PoolError> {
         for attempt in 0..3 {
-            loads::load_for(self.pool, self.wanted, self.tier).await;
-            match self.attempt() {
+            match self.load_and_attempt().await {
                 Ok(reservation) => return Ok(reservation),
                 Err(full) if self.pool.sabotaged(Sabotage::RefuseAtOnce) => return Err(full.into()),
                 Err(_) => {}
@@ -69,6 +68,11 @@ impl Request<'_> {
             self.hasten_frees().await?;
         }
         self.wait().await
+    }
+
+    async fn load_and_attempt(&self) -> Result<Reservation, NoSpace> {
+        let _loading = loads::load_for(self.pool, self.wanted, self.tier).await;
+        self.attempt()
     }
 
     fn attempt(&self) -> Result<Reservation, NoSpace> {
@@ -95,11 +99,10 @@ impl Request<'_> {
         let mut unflushed_steps = false;
         loop {
             self.pool.release_deferred();
-            loads::load_for(self.pool, self.wanted, self.tier).await;
             if self.pool.host.writes_wait() {
                 patience = self.after(READERS_PATIENCE);
             }
-            let before = match self.attempt() {
+            let before = match self.load_and_attempt().await {
                 Ok(reservation) => return Ok(reservation),
                 Err(full) => full,
             };

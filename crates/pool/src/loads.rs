@@ -8,8 +8,8 @@
 //! LOADS-M1  One map is read at a time. A read allocates nothing and waits for no commit or round,
 //!           so a round may wait for it.
 //! LOADS-M2  Rounds begin with the part of the reserve loaded that they need, whatever memory that
-//!           takes. Beyond it the limit of memory counts. Only rounds, the flusher and a trim
-//!           evict, so a request that has loaded maps nearly always finds them.
+//!           takes. Beyond it the limit of memory counts. What has been loaded for a request stays
+//!           until it has reserved (BUDGET-B5), so it ends after as many reads as there are maps.
 //! LOADS-M3  A pool is full only by the figures of all its metaslabs, whether loaded or not.
 //!
 //! A map that cannot be read is `maps`' subject.
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use copyhold_format::space_map::SpaceMap;
 use copyhold_runtime::{FifoMutex, Rt};
-use copyhold_space::{MapView, MetaslabId, Stock, Tier, Wanted};
+use copyhold_space::{Loading, MapView, MetaslabId, Stock, Tier, Wanted};
 use copyhold_types::NodePtr;
 
 use crate::{Pool, PoolError};
@@ -109,15 +109,19 @@ fn give_up(pool: &Arc<Pool>, id: MetaslabId, error: &str) {
     pool.space.set_unreadable(id);
 }
 
-/// Loads maps until the loaded ones have room for a reservation, or no other has free blocks.
-pub(crate) async fn load_for(pool: &Arc<Pool>, wanted: Wanted, tier: Tier) {
-    while pool.space.wants_map(wanted, tier) {
+/// Loads maps until the loaded ones have room for a reservation, no other has free blocks, or the
+/// pool is stopped. They stay until the result is dropped, so the caller reserves before.
+pub(crate) async fn load_for(pool: &Arc<Pool>, wanted: Wanted, tier: Tier) -> Option<Loading> {
+    let wants_map = || pool.space.wants_map(wanted, tier);
+    let loading = wants_map().then(|| pool.space.begin_loads(wanted.blocks))?;
+    while wants_map() && pool.check_writable().is_ok() {
         let _turn = pool.nodes.loads.turn.lock().await;
-        let Some(best) = pool.space.best_cold() else { return };
-        if pool.space.wants_map(wanted, tier) {
+        let Some(best) = pool.space.best_cold() else { break };
+        if wants_map() {
             load_in_turn(pool, best).await;
         }
     }
+    Some(loading)
 }
 
 /// Loads and evicts maps until the loaded ones have the stock of free blocks and take no more

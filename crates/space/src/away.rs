@@ -31,7 +31,7 @@ use copyhold_format::space_map::SpaceMap;
 use copyhold_types::{NodePtr, Txg};
 
 use crate::bits::Bits;
-use crate::budget::{Stock, Tier, Wanted};
+use crate::budget::{Loading, Stock, Tier, Wanted};
 use crate::error::SpaceError;
 use crate::layout::MetaslabId;
 use crate::metaslab::{Loaded, Map, Metaslab, MetaslabState};
@@ -212,6 +212,12 @@ impl Space {
         self.shared.budget.wants_map(wanted.into(), tier)
     }
 
+    /// Maps are loaded for a request ([`Self::wants_map`]): what they offer stays loaded until the
+    /// result is dropped, behind the reservation.
+    pub fn begin_loads(&self, blocks: u64) -> Loading {
+        Loading::begin(&self.shared, blocks)
+    }
+
     /// How much loaded maps have beside the reservations.
     pub fn stock(&self) -> Stock {
         self.shared.budget.stock()
@@ -273,5 +279,20 @@ mod tests {
         space.shared.close_lanes();
         assert!(space.evict_one(index));
         space.check();
+    }
+
+    #[test]
+    fn an_eviction_leaves_what_is_reserved_kept_for_rounds_or_waited_for() {
+        let space = space(3 << 8);
+        let loaded_free = |space: &Space| space.shared.budget.loaded_free();
+        let reserved = space.reserve(5 << 8, Tier::Write).unwrap();
+        let loading = space.begin_loads(4 << 8);
+        assert_eq!(space.evict(0), 32 - 12);
+        assert_eq!(loaded_free(&space), 12 << 8, "AWAY-A2, BUDGET-B5");
+        assert!(!space.wants_map(4 << 8, Tier::Write), "BUDGET-B5: it need not load them again");
+        drop(loading);
+        assert_eq!((space.evict(0), loaded_free(&space)), (4, 8 << 8));
+        drop(reserved);
+        assert_eq!((space.evict(0), loaded_free(&space)), (5, 3 << 8));
     }
 }

@@ -12,6 +12,9 @@
 //!            free blocks in loaded maps, beside its tier's part of a reserve of its own there
 //!            (AWAY-A2). Each side changes its figure first and then looks at the other: a
 //!            reservation `available`, an eviction `away`.
+//! BUDGET-B5  `wanted` is the sum of the requests that maps are being loaded for. An eviction
+//!            leaves as many free blocks in loaded maps for them, so none waits for the same map
+//!            twice.
 //!
 //! All figures are blocks. They are single atomics: a reader may see one before and another after
 //! a change, never a wrong sum once the change is over.
@@ -150,6 +153,7 @@ pub(crate) struct Budget {
     available: AtomicI64,
     /// Free blocks of maps that are not loaded.
     away: AtomicI64,
+    wanted: AtomicI64,
     allocated: AtomicI64,
     claimed: AtomicI64,
     freeing: AtomicI64,
@@ -253,12 +257,14 @@ impl Budget {
         }
     }
 
-    /// A map with so many free blocks is evicted, unless that takes of what rounds may need.
+    /// A map with so many free blocks is evicted, unless that takes of what rounds or waiting
+    /// requests may need.
     pub(crate) fn unload(&self, free: u64) -> bool {
         let free = free as i64;
         let away = self.away.fetch_add(free, SeqCst) + free;
         let left = self.available.load(SeqCst) - away;
-        let may = free == 0 || left >= self.loaded_reserve() as i64;
+        let kept = self.loaded_reserve() as i64 + self.wanted.load(SeqCst);
+        let may = free == 0 || left >= kept;
         if !may {
             self.away.fetch_sub(free, SeqCst);
         }
@@ -395,6 +401,27 @@ fn floor(reserve: u64, tier: Tier) -> i64 {
         Tier::DeleteSubvolume => (reserve / 4) as i64,
         Tier::FinishSubvolume => (reserve / 8) as i64,
         Tier::Internal => i64::MIN,
+    }
+}
+
+/// A request that maps are being loaded for (BUDGET-B5), until this is dropped.
+#[must_use = "dropping it ends the request"]
+#[derive(Debug)]
+pub struct Loading {
+    shared: Arc<Shared>,
+    blocks: u64,
+}
+
+impl Loading {
+    pub(crate) fn begin(shared: &Arc<Shared>, blocks: u64) -> Loading {
+        shared.budget.wanted.fetch_add(blocks as i64, SeqCst);
+        Loading { shared: Arc::clone(shared), blocks }
+    }
+}
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        self.shared.budget.wanted.fetch_sub(self.blocks as i64, SeqCst);
     }
 }
 

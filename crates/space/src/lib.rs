@@ -61,7 +61,7 @@ mod space;
 mod view;
 
 pub use aside::Carried;
-pub use budget::{Figures, NoSpace, Reservation, Stock, Tier, Wanted};
+pub use budget::{Figures, Loading, NoSpace, Reservation, Stock, Tier, Wanted};
 pub use claim::{Claim, Claims};
 pub use discard::{Discard, Discardable};
 pub use error::SpaceError;

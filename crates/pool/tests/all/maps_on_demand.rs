@@ -1,12 +1,13 @@
 //! Pools whose space maps do not fit in memory together.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use copyhold_device::sim::SimImage;
 use copyhold_pool::{
     CreateOptions, Limits, OpenOptions, Pool, PoolError, Tier, map_use, metaslab_view,
 };
-use copyhold_runtime::Rt;
+use copyhold_runtime::{Rt, Runtime, yield_now};
 use copyhold_types::Run;
 
 use crate::machine::{Machine, allocate, free};
@@ -45,6 +46,17 @@ async fn fill(pool: &Arc<Pool>, step: u64) -> Vec<Run> {
     }
 }
 
+/// Frees all blocks but those to keep, in each metaslab some, and flushes; returns those.
+async fn thin_out(pool: &Arc<Pool>, runs: &[Run], keeps: impl Fn(u64) -> bool) -> Vec<Run> {
+    let blocks = runs.iter().flat_map(|run| (0..run.blocks).map(|at| run.slice(at, 1)));
+    let (kept, freed): (Vec<Run>, Vec<Run>) = blocks.partition(|run| keeps(run.addr.block()));
+    for part in freed.chunks(500) {
+        free(pool, part).await;
+    }
+    pool.flush_all().await.unwrap();
+    kept
+}
+
 async fn allocated(pool: &Arc<Pool>) -> Vec<Run> {
     let mut runs = Vec::new();
     for id in pool.space_map().metaslabs() {
@@ -61,14 +73,7 @@ fn a_pool_is_filled_and_emptied_with_few_maps_in_memory() {
         let runs = fill(&pool, 500).await;
         let left = pool.space();
         assert!(left.available() < 600, "full by the figures of all maps: {left:?}");
-        // Scattered frees: in each metaslab some.
-        let blocks = runs.iter().flat_map(|run| (0..run.blocks).map(|at| run.slice(at, 1)));
-        let (freed, kept): (Vec<Run>, Vec<Run>) =
-            blocks.partition(|run| run.addr.block().is_multiple_of(3));
-        for part in freed.chunks(500) {
-            free(&pool, part).await;
-        }
-        pool.flush_all().await.unwrap();
+        let kept = thin_out(&pool, &runs, |block| !block.is_multiple_of(3)).await;
         pool.space_map().check();
         (pool.space(), kept)
     });
@@ -107,4 +112,32 @@ fn an_empty_pool_of_100_tib_opens_with_few_maps_in_memory() {
     drop(reserved);
     let trimmed = machine.rt.block_on(pool.trim(0..1 << 22, 1)).unwrap();
     assert!(trimmed > (1 << 22) - 8 * 256, "all of the first map but labels: {trimmed}");
+}
+
+#[test]
+fn a_request_for_many_maps_ends_while_others_evict() {
+    let machine = machine(BLOCKS, Some(256));
+    let pool = open(&machine, 0);
+    let trim = async |pool: &Arc<Pool>| pool.trim(0..256, 1).await.unwrap();
+    machine.rt.block_on(async {
+        let runs = fill(&pool, 500).await;
+        // Each metaslab has a map on disk.
+        thin_out(&pool, &runs, |block| block.is_multiple_of(16)).await;
+        trim(&pool).await
+    });
+    let before = map_use(&pool);
+    assert!(before.loaded < 64, "{before:?}");
+    let (requesting, done) = (pool.clone(), Arc::new(AtomicBool::new(false)));
+    let has_ended = done.clone();
+    machine.rt.spawn(Box::pin(async move {
+        let reserved = requesting.reserve(BLOCKS / 2, Tier::Write).await;
+        has_ended.store(reserved.is_ok(), Ordering::Relaxed);
+    }));
+    machine.rt.block_on(async {
+        for _ in 0..300 {
+            trim(&pool).await;
+            yield_now().await;
+        }
+    });
+    assert!(done.load(Ordering::Relaxed), "LOADS-M2: {:?}", map_use(&pool));
 }
