@@ -11,6 +11,8 @@
 //!           takes. Beyond it the limit of memory counts. What has been loaded for a request stays
 //!           until it has reserved (BUDGET-B5), so it ends after as many reads as there are maps.
 //! LOADS-M3  A pool is full only by the figures of all its metaslabs, whether loaded or not.
+//! LOADS-M4  An idle pool comes to rest: a map that is not needed at once is loaded only if it fits
+//!           into the limit, so it is not evicted again.
 //!
 //! A map that cannot be read is `maps`' subject.
 
@@ -129,16 +131,16 @@ pub(crate) async fn load_for(pool: &Arc<Pool>, wanted: Wanted, tier: Tier) -> Op
 pub(crate) async fn keep_stock(pool: &Arc<Pool>) {
     let limit = pool.limits.maps_bytes;
     loop {
-        let is_due = match pool.space.stock() {
-            Stock::Enough => false,
-            Stock::Low => pool.space.maps_bytes() < limit,
-            Stock::Short => true,
-        };
-        if !is_due {
+        let stock = pool.space.stock();
+        if stock == Stock::Enough {
             break;
         }
         let _turn = pool.nodes.loads.turn.lock().await;
         let Some(best) = pool.space.best_cold() else { break };
+        // LOADS-M4
+        if stock == Stock::Low && !pool.space.fits(best, limit) {
+            break;
+        }
         load_in_turn(pool, best).await;
     }
     pool.space.evict(limit);

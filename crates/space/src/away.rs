@@ -102,6 +102,14 @@ impl Space {
         Some(best.id)
     }
 
+    /// Whether maps take at most `limit` bytes when that of a cold metaslab is loaded, too.
+    pub fn fits(&self, id: MetaslabId, limit: u64) -> bool {
+        let Some(index) = self.shared.geometry.index_of(id) else { return false };
+        let state = self.shared.metaslabs[index].lock();
+        let more = state.map.away().map_or(0, |away| away.loaded_bytes as u64);
+        self.maps_bytes() + more <= limit
+    }
+
     /// The installed map of a cold metaslab; `Some(None)`: nothing is allocated there but by edits,
     /// so that it is loaded without a map. `None`: it is loaded or set aside.
     pub fn cold_map(&self, id: MetaslabId) -> Option<Option<NodePtr>> {
@@ -191,8 +199,8 @@ impl Space {
         if !is_written || !is_known || !self.shared.budget.unload(free) {
             return false;
         }
-        let longest = map.free.longest();
-        state.map = Map::Away(Box::new(Away::new(Why::Cold, longest)));
+        let (longest, bytes) = (map.free.longest(), map.bytes());
+        state.map = Map::Away(Box::new(Away::new(Why::Cold, longest, bytes)));
         self.shared.publish(index, &state);
         true
     }

@@ -75,6 +75,13 @@ impl Bits {
             + self.mixed_count as usize * size_of::<Words>()
     }
 
+    /// The most that [`Self::bytes`] can be.
+    pub(crate) fn bytes_max(blocks: u32) -> usize {
+        let segments = blocks.div_ceil(SEGMENT_BLOCKS) as usize;
+        let mixed = size_of::<Option<Box<Words>>>() + size_of::<Words>();
+        segments.div_ceil(64) * size_of::<u64>() + segments * mixed
+    }
+
     fn segments(&self) -> usize {
         self.blocks.div_ceil(SEGMENT_BLOCKS) as usize
     }

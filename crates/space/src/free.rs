@@ -148,6 +148,12 @@ impl FreeMap {
         self.free.bytes() + self.chunks.bytes()
     }
 
+    /// The most that [`Self::bytes`] can be.
+    pub(crate) fn bytes_max(blocks: u32) -> usize {
+        let chunks = blocks.div_ceil(CHUNK_BLOCKS) as usize;
+        Bits::bytes_max(blocks) + Grouped::<Chunk>::bytes_max(chunks)
+    }
+
     pub(crate) fn counts(&self) -> [u32; Grade::COUNT] {
         self.counts
     }

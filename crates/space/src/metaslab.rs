@@ -123,6 +123,15 @@ impl Loaded {
         }
         Box::new(Loaded { logged, free })
     }
+
+    pub(crate) fn bytes(&self) -> usize {
+        size_of::<Loaded>() + self.logged.bytes() + self.free.bytes()
+    }
+
+    /// The most that [`Self::bytes`] can be.
+    pub(crate) fn bytes_max(blocks: u32) -> usize {
+        size_of::<Loaded>() + Bits::bytes_max(blocks) + FreeMap::bytes_max(blocks)
+    }
 }
 
 impl Map {
@@ -150,7 +159,7 @@ impl Map {
 
     fn bytes(&self) -> usize {
         match self {
-            Map::Loaded(map) => size_of::<Loaded>() + map.logged.bytes() + map.free.bytes(),
+            Map::Loaded(map) => map.bytes(),
             Map::Away(away) => size_of::<Away>() + away.bytes(),
         }
     }

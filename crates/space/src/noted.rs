@@ -32,6 +32,8 @@ pub(crate) struct Away {
     pub(crate) newest: Option<Txg>,
     /// The longest free run, when the map was last in memory.
     pub(crate) longest_free: u32,
+    /// Its memory then, or the most that it can take.
+    pub(crate) loaded_bytes: usize,
 }
 
 fn range(first: u32, blocks: u32) -> std::ops::Range<u64> {
@@ -43,9 +45,9 @@ pub(crate) fn runs(set: &RangeSet) -> impl Iterator<Item = (u32, u32)> + '_ {
 }
 
 impl Away {
-    pub(crate) fn new(why: Why, longest_free: u32) -> Away {
+    pub(crate) fn new(why: Why, longest_free: u32, loaded_bytes: usize) -> Away {
         let (allocated, freed, cleared) = Default::default();
-        Away { why, allocated, freed, cleared, newest: None, longest_free }
+        Away { why, allocated, freed, cleared, newest: None, longest_free, loaded_bytes }
     }
 
     /// An edit of the log, in the order in which the edits came. The map may have it.
@@ -135,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_free_that_the_map_does_not_have_is_found() {
-        let mut away = Away::new(Why::Cold, 0);
+        let mut away = Away::new(Why::Cold, 0, 0);
         away.replay(txg(3), 100, 10, false);
         away.replay(txg(3), 200, 10, true);
         assert!(away.may_have(100, 10) && !away.may_have(195, 10));
@@ -149,7 +151,7 @@ mod tests {
 
     #[test]
     fn edits_come_in_order_and_in_steps() {
-        let mut away = Away::new(Why::Unreadable, 0);
+        let mut away = Away::new(Why::Unreadable, 0, 0);
         away.replay(txg(3), 100, 10, true);
         away.free(txg(4), 50, 10);
         away.free(txg(4), 150, 10);

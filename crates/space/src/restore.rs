@@ -258,7 +258,7 @@ fn settle(
         }
         Some(why) => {
             let longest = descriptor.map_or(site.blocks(), |known| known.longest_free);
-            let mut away = Away::new(why, longest);
+            let mut away = Away::new(why, longest, Loaded::bytes_max(site.blocks()));
             let mut allocated = descriptor.map_or(0, |known| known.allocated.into());
             for &Edit { txg, first, blocks, free } in &edits[first_new..] {
                 away.replay(txg, first, blocks, free);

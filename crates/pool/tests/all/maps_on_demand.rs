@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use copyhold_device::sim::SimImage;
 use copyhold_pool::{
     CreateOptions, Limits, OpenOptions, Pool, PoolError, Tier, map_use, metaslab_view,
 };
 use copyhold_runtime::{Rt, Runtime, yield_now};
+use copyhold_space::Stock;
 use copyhold_types::Run;
 
 use crate::machine::{Machine, allocate, free};
@@ -140,4 +142,27 @@ fn a_request_for_many_maps_ends_while_others_evict() {
         }
     });
     assert!(done.load(Ordering::Relaxed), "LOADS-M2: {:?}", map_use(&pool));
+}
+
+#[test]
+fn an_idle_pool_comes_to_rest() {
+    let machine = machine(BLOCKS, Some(256));
+    let mut pool = open(&machine, 0);
+    machine.rt.block_on(async {
+        let runs = fill(&pool, 500).await;
+        thin_out(&pool, &runs, |block| !block.is_multiple_of(3)).await;
+    });
+    let mut has_cold = false;
+    for limit in [0, 40_000, 60_000, 80_000, 100_000, u64::MAX] {
+        machine.rt.block_on(pool.close()).unwrap();
+        drop(pool);
+        pool = open(&machine, limit);
+        let passes = |count: u64| machine.rt.block_on(machine.rt.sleep(Duration::from_secs(count)));
+        passes(5);
+        let before = map_use(&pool);
+        passes(10);
+        assert_eq!(map_use(&pool), before, "LOADS-M4");
+        has_cold |= pool.space_map().stock() == Stock::Low && before.loaded < 128;
+    }
+    assert!(has_cold, "a pool with few maps had less than it should have");
 }
