@@ -13,6 +13,8 @@
 //! LOADS-M3  A pool is full only by the figures of all its metaslabs, whether loaded or not.
 //! LOADS-M4  An idle pool comes to rest: a map that is not needed at once is loaded only if it fits
 //!           into the limit, so it is not evicted again.
+//! LOADS-M5  Beyond the limit of memory a round loads few maps to write them: none can be evicted
+//!           before the round ends. The other metaslabs wait for the next round.
 //!
 //! A map that cannot be read is `maps`' subject.
 
@@ -30,6 +32,9 @@ use crate::{Pool, PoolError};
 /// Reads before something counts as unreadable, and the time between them.
 const TRIES: usize = 3;
 const PAUSE: Duration = Duration::from_millis(100);
+/// Maps beyond the limit of memory that one round loads: about 20 MB, with what it writes.
+const LOADS_PER_ROUND: usize = 8;
+
 /// The state of reading maps.
 #[derive(Debug, Default)]
 pub(crate) struct Loads {
@@ -144,6 +149,22 @@ pub(crate) async fn keep_stock(pool: &Arc<Pool>) {
         load_in_turn(pool, best).await;
     }
     pool.space.evict(limit);
+}
+
+/// The maps that one round loads to write them (LOADS-M5).
+#[derive(Debug, Default)]
+pub(crate) struct LoadsOfRound(usize);
+
+impl LoadsOfRound {
+    /// Whether the round may take a metaslab; any whose map is loaded or set aside.
+    pub(crate) fn admit(&mut self, pool: &Pool, id: MetaslabId) -> bool {
+        if pool.space.cold_map(id).is_none() {
+            return true;
+        }
+        let admits = self.0 < LOADS_PER_ROUND || pool.space.fits(id, pool.limits.maps_bytes);
+        self.0 += usize::from(admits);
+        admits
+    }
 }
 
 /// The allocated and free runs of a metaslab; its map is read if it is cold, and stays so. If it

@@ -72,7 +72,13 @@ impl Pool {
         let reservation = self.space.reserve(0, Tier::Internal)?;
         let mut writer = NodeWriter::new(self.clone(), reservation);
         let (mut done, mut round) = (Vec::new(), Round::default());
+        let mut maps = loads::LoadsOfRound::default();
         for unit in units {
+            if let Unit::Metaslab(id) = unit
+                && !maps.admit(self, id)
+            {
+                continue;
+            }
             let mark = writer.mark();
             match self.prepare(unit, aim, &mut writer).await {
                 Ok(Some(work)) => done.push(work),

@@ -82,6 +82,11 @@ impl Bits {
         segments.div_ceil(64) * size_of::<u64>() + segments * mixed
     }
 
+    /// The blocks of segments with both values.
+    pub(crate) fn mixed_blocks(&self) -> u32 {
+        self.mixed_count * SEGMENT_BLOCKS
+    }
+
     fn segments(&self) -> usize {
         self.blocks.div_ceil(SEGMENT_BLOCKS) as usize
     }

@@ -150,8 +150,13 @@ impl FreeMap {
 
     /// The most that [`Self::bytes`] can be.
     pub(crate) fn bytes_max(blocks: u32) -> usize {
-        let chunks = blocks.div_ceil(CHUNK_BLOCKS) as usize;
-        Bits::bytes_max(blocks) + Grouped::<Chunk>::bytes_max(chunks)
+        Bits::bytes_max(blocks) + FreeMap::chunk_bytes(blocks, blocks)
+    }
+
+    /// The memory of the chunks of so many blocks, of which so many are in chunks that differ.
+    pub(crate) fn chunk_bytes(blocks: u32, mixed: u32) -> usize {
+        let chunks = |blocks: u32| blocks.div_ceil(CHUNK_BLOCKS) as usize;
+        Grouped::<Chunk>::bytes_with(chunks(blocks), chunks(mixed.min(blocks)))
     }
 
     pub(crate) fn counts(&self) -> [u32; Grade::COUNT] {

@@ -45,9 +45,9 @@ impl<T: Copy + PartialEq> Grouped<T> {
         size_of_val(&self.groups[..]) + self.listed * size_of::<T>()
     }
 
-    /// The most that [`Self::bytes`] can be.
-    pub(crate) fn bytes_max(len: usize) -> usize {
-        len.div_ceil(GROUP) * size_of::<Group<T>>() + len * size_of::<T>()
+    /// What [`Self::bytes`] is of so many values, of which so many are in lists.
+    pub(crate) fn bytes_with(len: usize, listed: usize) -> usize {
+        len.div_ceil(GROUP) * size_of::<Group<T>>() + listed * size_of::<T>()
     }
 
     pub(crate) fn get(&self, at: usize) -> T {

@@ -128,6 +128,13 @@ impl Loaded {
         size_of::<Loaded>() + self.logged.bytes() + self.free.bytes()
     }
 
+    /// What [`Self::bytes`] is about, with these allocated blocks: the free ones take as much, and
+    /// the chunks differ where blocks do.
+    pub(crate) fn bytes_with(logged: &Bits) -> usize {
+        let chunks = FreeMap::chunk_bytes(logged.blocks(), logged.mixed_blocks());
+        size_of::<Loaded>() + 2 * logged.bytes() + chunks
+    }
+
     /// The most that [`Self::bytes`] can be.
     pub(crate) fn bytes_max(blocks: u32) -> usize {
         size_of::<Loaded>() + Bits::bytes_max(blocks) + FreeMap::bytes_max(blocks)

@@ -134,8 +134,7 @@ impl Restore {
             logged.lengthen(blocks);
             logged
         });
-        // Free blocks take as much.
-        self.bytes += 2 * metaslab.logged.as_ref().map_or(0, Bits::bytes) as u64;
+        self.bytes += metaslab.logged.as_ref().map_or(0, Loaded::bytes_with) as u64;
         metaslab.descriptor = Some(descriptor);
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Pools whose space maps do not fit in memory together.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use copyhold_device::sim::SimImage;
@@ -165,4 +165,28 @@ fn an_idle_pool_comes_to_rest() {
         has_cold |= pool.space_map().stock() == Stock::Low && before.loaded < 128;
     }
     assert!(has_cold, "a pool with few maps had less than it should have");
+}
+
+#[test]
+fn a_round_writes_few_maps_at_a_time_beyond_the_limit_of_memory() {
+    let machine = machine(BLOCKS, Some(256));
+    let pool = open(&machine, 0);
+    let most_loaded = Arc::new(AtomicU64::new(0));
+    let (watched, most) = (pool.clone(), most_loaded.clone());
+    let before = machine.rt.block_on(async {
+        let runs = fill(&pool, 500).await;
+        let kept = thin_out(&pool, &runs, |block| block.is_multiple_of(3)).await;
+        let before = map_use(&pool).loaded;
+        machine.rt.spawn(Box::pin(async move {
+            loop {
+                most.fetch_max(map_use(&watched).loaded, Ordering::Relaxed);
+                yield_now().await;
+            }
+        }));
+        free(&pool, &kept[..]).await;
+        pool.flush_all().await.unwrap();
+        before
+    });
+    let most_loaded = most_loaded.load(Ordering::Relaxed);
+    assert!(most_loaded <= before + 16, "LOADS-M5: {before}, {most_loaded}");
 }
