@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use copyhold_format::space_map::SpaceMap;
 use copyhold_runtime::{FifoMutex, Rt};
-use copyhold_space::{Loading, MapView, MetaslabId, Stock, Tier, Wanted};
+use copyhold_space::{Loading, MapView, MetaslabId, Tier, Wanted};
 use copyhold_types::NodePtr;
 
 use crate::{Pool, PoolError};
@@ -135,17 +135,10 @@ pub(crate) async fn load_for(pool: &Arc<Pool>, wanted: Wanted, tier: Tier) -> Op
 /// memory than they may.
 pub(crate) async fn keep_stock(pool: &Arc<Pool>) {
     let limit = pool.limits.maps_bytes;
-    loop {
-        let stock = pool.space.stock();
-        if stock == Stock::Enough {
-            break;
-        }
+    while pool.space.next_for_stock(limit).is_some() {
         let _turn = pool.nodes.loads.turn.lock().await;
-        let Some(best) = pool.space.best_cold() else { break };
         // LOADS-M4
-        if stock == Stock::Low && !pool.space.fits(best, limit) {
-            break;
-        }
+        let Some(best) = pool.space.next_for_stock(limit) else { break };
         load_in_turn(pool, best).await;
     }
     pool.space.evict(limit);

@@ -22,6 +22,7 @@
 //!          continues the incarnation of that batch and writes no batch; it flushes its repairs.
 //!          So mounts that are killed do not fill the ring before the head can move.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -568,7 +569,10 @@ async fn load_maps(
     nodes: &NodeStore,
     space: &mut Restore,
 ) -> Result<(), PoolError> {
-    for (id, descriptor) in &catalogue.metaslabs {
+    // WORTH: the first ones may be all that there is memory for.
+    let mut metaslabs = catalogue.metaslabs.clone();
+    metaslabs.sort_by_key(|(_, found)| (Reverse(found.longest_free), found.allocated));
+    for (id, descriptor) in &metaslabs {
         let wrong = |e: &dyn ToString| PoolError::damaged(format!("{id:?}"), e.to_string());
         let map = match descriptor.map {
             None if descriptor.is_lost => {

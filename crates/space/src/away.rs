@@ -23,19 +23,17 @@
 //!
 //! The layer above reads the maps: [`Space::best_cold`] names the next one, [`Space::cold_map`]
 //! its place, [`Space::load`] takes its content, and [`Space::evict`] keeps the memory limit.
-//! `noted` has the edits; a map that cannot be read is `aside`'s subject.
-
-use std::cmp::Reverse;
+//! `worth` chooses the maps; `noted` has the edits; a map that cannot be read is `aside`'s subject.
 
 use copyhold_format::space_map::SpaceMap;
 use copyhold_types::{NodePtr, Txg};
 
 use crate::bits::Bits;
-use crate::budget::{Loading, Stock, Tier, Wanted};
+use crate::budget::{Loading, Tier, Wanted};
 use crate::error::SpaceError;
 use crate::layout::MetaslabId;
 use crate::metaslab::{Loaded, Map, Metaslab, MetaslabState};
-use crate::noted::{Away, Why, runs};
+use crate::noted::{Away, Why, Worth, runs};
 use crate::space::Space;
 use crate::view::MapView;
 
@@ -93,23 +91,6 @@ impl Metaslab {
 }
 
 impl Space {
-    /// The cold metaslab that is best to load next: with a run of 64 KiB, then with the most free
-    /// blocks. `None`: no cold one has any. Looks at each metaslab.
-    pub fn best_cold(&self) -> Option<MetaslabId> {
-        let cold = self.shared.metaslabs.iter().filter(|metaslab| metaslab.cold_free() > 0);
-        // The first of equal ones.
-        let best = cold.min_by_key(|metaslab| Reverse(metaslab.cold_rank()))?;
-        Some(best.id)
-    }
-
-    /// Whether maps take at most `limit` bytes when that of a cold metaslab is loaded, too.
-    pub fn fits(&self, id: MetaslabId, limit: u64) -> bool {
-        let Some(index) = self.shared.geometry.index_of(id) else { return false };
-        let state = self.shared.metaslabs[index].lock();
-        let more = state.map.away().map_or(0, |away| away.loaded_bytes as u64);
-        self.maps_bytes() + more <= limit
-    }
-
     /// The installed map of a cold metaslab; `Some(None)`: nothing is allocated there but by edits,
     /// so that it is loaded without a map. `None`: it is loaded or set aside.
     pub fn cold_map(&self, id: MetaslabId) -> Option<Option<NodePtr>> {
@@ -167,28 +148,8 @@ impl Space {
         self.shared.publish(index, &state);
     }
 
-    /// Evicts maps until they take at most `limit` bytes, first those with the fewest free blocks,
-    /// and leaves in loaded maps what rounds may need ([`Stock::Low`]). Returns how many.
-    pub fn evict(&self, limit: u64) -> usize {
-        let mut evicted = 0;
-        if self.maps_bytes() <= limit {
-            return evicted;
-        }
-        self.shared.close_lanes();
-        let loaded = self.shared.sets.loaded.iter();
-        let by_free = |index: usize| (self.shared.metaslabs[index].free_blocks(), index);
-        let mut loaded: Vec<(u32, usize)> = loaded.map(by_free).collect();
-        loaded.sort_unstable();
-        for (_, index) in loaded {
-            if self.maps_bytes() <= limit {
-                break;
-            }
-            evicted += usize::from(self.evict_one(index));
-        }
-        evicted
-    }
-
-    fn evict_one(&self, index: usize) -> bool {
+    /// Evicts one map, if AWAY-A2 and AWAY-A3 permit it. Returns whether they do.
+    pub(crate) fn evict_one(&self, index: usize) -> bool {
         let metaslab = &self.shared.metaslabs[index];
         let mut state = metaslab.lock();
         let Map::Loaded(map) = &state.map else { return false };
@@ -199,20 +160,10 @@ impl Space {
         if !is_written || !is_known || !self.shared.budget.unload(free) {
             return false;
         }
-        let (longest, bytes) = (map.free.longest(), map.bytes());
-        state.map = Map::Away(Box::new(Away::new(Why::Cold, longest, bytes)));
+        let worth = Worth { good_chunks: map.free.good_chunks(), bytes: map.bytes() };
+        state.map = Map::Away(Box::new(Away::new(Why::Cold, worth)));
         self.shared.publish(index, &state);
         true
-    }
-
-    /// Memory of the maps that are loaded, and of the edits of all others.
-    pub fn maps_bytes(&self) -> u64 {
-        self.shared.sets.bytes.load(std::sync::atomic::Ordering::Relaxed).max(0) as u64
-    }
-
-    /// How many maps are loaded.
-    pub fn loaded_maps(&self) -> u64 {
-        self.shared.sets.loaded.iter().count() as u64
     }
 
     /// Whether maps must be loaded for a reservation, which the pool as a whole has room for.
@@ -224,11 +175,6 @@ impl Space {
     /// result is dropped, behind the reservation.
     pub fn begin_loads(&self, blocks: u64) -> Loading {
         Loading::begin(&self.shared, blocks)
-    }
-
-    /// How much loaded maps have beside the reservations.
-    pub fn stock(&self) -> Stock {
-        self.shared.budget.stock()
     }
 
     /// The runs of a metaslab whose map is cold: of `map`, as [`Self::cold_map`] names it, and of

@@ -183,9 +183,10 @@ impl FreeMap {
         &self.free
     }
 
-    /// The longest run of free blocks.
-    pub(crate) fn longest(&self) -> u32 {
-        self.free.runs().map(|(_, blocks)| blocks).max().unwrap_or(0)
+    /// Chunks with a free run of 64 KiB.
+    pub(crate) fn good_chunks(&self) -> u32 {
+        let good = Grade::ALL.into_iter().filter(|grade| grade.is_good());
+        good.map(|grade| self.counts[grade as usize]).sum()
     }
 
     pub(crate) fn all_used(&self, first: u32, blocks: u32) -> bool {

@@ -59,6 +59,7 @@ mod range_set;
 mod restore;
 mod space;
 mod view;
+mod worth;
 
 pub use aside::Carried;
 pub use budget::{Figures, Loading, NoSpace, Reservation, Stock, Tier, Wanted};

@@ -33,7 +33,6 @@ use copyhold_types::{BlockAddr, NodePtr, Run, Txg};
 
 use crate::bits::Bits;
 use crate::changes::Changes;
-use crate::chunk::LARGE_RUN;
 use crate::free::{FreeMap, Grade};
 use crate::index_set::IndexSet;
 use crate::layout::MetaslabId;
@@ -68,9 +67,8 @@ pub(crate) struct Metaslab {
     state: Mutex<MetaslabState, of::Metaslab>,
     offers: [AtomicU32; Grade::COUNT],
     free_blocks: AtomicU32,
-    /// While the map is cold: its free blocks, and in the upper half whether it has a run of
-    /// 64 KiB.
-    cold_rank: AtomicU64,
+    /// While the map is cold: its free blocks, and in the upper half its good chunks.
+    cold: AtomicU64,
     bytes: AtomicU32,
     warm_free: AtomicU64,
     /// Number of the oldest txg whose frees are deferred here; `u64::MAX` when there is none.
@@ -241,7 +239,7 @@ impl Metaslab {
             state: Mutex::new(state),
             offers: Default::default(),
             free_blocks: AtomicU32::new(0),
-            cold_rank: AtomicU64::new(0),
+            cold: AtomicU64::new(0),
             bytes: AtomicU32::new(0),
             warm_free: AtomicU64::new(0),
             oldest_deferred: AtomicU64::new(u64::MAX),
@@ -309,13 +307,15 @@ impl Metaslab {
 
     /// Free blocks of a cold map, as of some moment ago.
     pub(crate) fn cold_free(&self) -> u32 {
-        self.cold_rank() as u32
+        self.cold.load(Relaxed) as u32
     }
 
-    /// Orders cold maps by what they offer: more for one with a run of 64 KiB, then for more free
-    /// blocks.
-    pub(crate) fn cold_rank(&self) -> u64 {
-        self.cold_rank.load(Relaxed)
+    /// Chunks with a free run of 64 KiB of a cold map that has free blocks, as far as is known.
+    pub(crate) fn cold_good_chunks(&self) -> u32 {
+        match self.cold.load(Relaxed) {
+            cold if cold as u32 == 0 => 0,
+            cold => (cold >> 32) as u32,
+        }
     }
 
     /// Blocks of a cold map that count as free; none of a map that cannot be read (ASIDE-Q4).
@@ -342,9 +342,9 @@ impl Metaslab {
         }
         self.free_blocks.store(free.map_or(0, FreeMap::free_blocks), Relaxed);
         self.warm_free.store(free.map_or(0, FreeMap::warm_free), Relaxed);
-        let has_run = state.map.away().is_some_and(|away| away.longest_free >= LARGE_RUN);
+        let cold_good = state.map.away().map_or(0, |away| away.worth.good_chunks);
         let cold_free = self.away_free(state).max(0) as u64;
-        self.cold_rank.store(cold_free | u64::from(has_run) << 32, Relaxed);
+        self.cold.store(cold_free | u64::from(cold_good) << 32, Relaxed);
         self.sets.loaded.set(self.index, loaded.is_some());
         self.sets.aside.set(self.index, state.map.is_aside());
         self.publish_edits(state);

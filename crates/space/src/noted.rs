@@ -19,6 +19,15 @@ pub(crate) enum Why {
     Unreadable,
 }
 
+/// What a map offers and takes when it is loaded, as far as that is known.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Worth {
+    /// Chunks with a free run of 64 KiB, when the map was last in memory, or at least so many.
+    pub(crate) good_chunks: u32,
+    /// Its memory then, or the most that it can take.
+    pub(crate) bytes: usize,
+}
+
 /// The known edits of a metaslab whose map is not in memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Away {
@@ -30,10 +39,7 @@ pub(crate) struct Away {
     cleared: RangeSet,
     /// The last txg of an edit.
     pub(crate) newest: Option<Txg>,
-    /// The longest free run, when the map was last in memory.
-    pub(crate) longest_free: u32,
-    /// Its memory then, or the most that it can take.
-    pub(crate) loaded_bytes: usize,
+    pub(crate) worth: Worth,
 }
 
 fn range(first: u32, blocks: u32) -> std::ops::Range<u64> {
@@ -45,9 +51,9 @@ pub(crate) fn runs(set: &RangeSet) -> impl Iterator<Item = (u32, u32)> + '_ {
 }
 
 impl Away {
-    pub(crate) fn new(why: Why, longest_free: u32, loaded_bytes: usize) -> Away {
+    pub(crate) fn new(why: Why, worth: Worth) -> Away {
         let (allocated, freed, cleared) = Default::default();
-        Away { why, allocated, freed, cleared, newest: None, longest_free, loaded_bytes }
+        Away { why, allocated, freed, cleared, newest: None, worth }
     }
 
     /// An edit of the log, in the order in which the edits came. The map may have it.
@@ -137,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_free_that_the_map_does_not_have_is_found() {
-        let mut away = Away::new(Why::Cold, 0, 0);
+        let mut away = Away::new(Why::Cold, Worth::default());
         away.replay(txg(3), 100, 10, false);
         away.replay(txg(3), 200, 10, true);
         assert!(away.may_have(100, 10) && !away.may_have(195, 10));
@@ -151,7 +157,7 @@ mod tests {
 
     #[test]
     fn edits_come_in_order_and_in_steps() {
-        let mut away = Away::new(Why::Unreadable, 0, 0);
+        let mut away = Away::new(Why::Unreadable, Worth::default());
         away.replay(txg(3), 100, 10, true);
         away.free(txg(4), 50, 10);
         away.free(txg(4), 150, 10);

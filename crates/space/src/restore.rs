@@ -20,10 +20,11 @@ use copyhold_types::{BlockAddr, Run, Txg};
 use crate::bits::Bits;
 use crate::budget::{Budget, Counts};
 use crate::changes::Changes;
+use crate::chunk::LARGE_RUN;
 use crate::error::SpaceError;
-use crate::layout::{Geometry, MetaslabId, MetaslabLayout};
+use crate::layout::{CHUNK_BLOCKS, Geometry, MetaslabId, MetaslabLayout};
 use crate::metaslab::{Loaded, Map, MetaslabState};
-use crate::noted::{Away, Why};
+use crate::noted::{Away, Why, Worth};
 use crate::range_set::RangeSet;
 use crate::space::{Config, Shared, Space};
 
@@ -257,7 +258,9 @@ fn settle(
         }
         Some(why) => {
             let longest = descriptor.map_or(site.blocks(), |known| known.longest_free);
-            let mut away = Away::new(why, longest, Loaded::bytes_max(site.blocks()));
+            let good_chunks = good_chunks_at_least(longest);
+            let worth = Worth { good_chunks, bytes: Loaded::bytes_max(site.blocks()) };
+            let mut away = Away::new(why, worth);
             let mut allocated = descriptor.map_or(0, |known| known.allocated.into());
             for &Edit { txg, first, blocks, free } in &edits[first_new..] {
                 away.replay(txg, first, blocks, free);
@@ -290,6 +293,12 @@ fn settle(
         installed,
         complete_to,
     })
+}
+
+/// How many chunks a free run is so long in that they are good, wherever it begins.
+fn good_chunks_at_least(run: u32) -> u32 {
+    let is_in_one = run >= 2 * LARGE_RUN - 1;
+    (run / CHUNK_BLOCKS).max(is_in_one.into())
 }
 
 fn apply(edits: &[Edit], logged: &mut Bits) {

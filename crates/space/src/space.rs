@@ -125,6 +125,11 @@ impl Shared {
         (blocks / 2 / u64::from(CHUNK_BLOCKS)) as i64
     }
 
+    /// Whether good chunks are so few that lanes may soon have only those in short runs.
+    pub(crate) fn has_few_runs(&self) -> bool {
+        self.good_chunks() < 2 * self.kept_chunks()
+    }
+
     pub(crate) fn good_chunks(&self) -> i64 {
         self.good_chunks.load(Relaxed)
     }

@@ -190,3 +190,26 @@ fn a_round_writes_few_maps_at_a_time_beyond_the_limit_of_memory() {
     let most_loaded = most_loaded.load(Ordering::Relaxed);
     assert!(most_loaded <= before + 16, "LOADS-M5: {before}, {most_loaded}");
 }
+
+#[test]
+fn the_maps_with_the_longest_runs_are_read_at_the_open() {
+    let machine = machine(BLOCKS, Some(256));
+    let pool = open(&machine, 0);
+    machine.rt.block_on(async {
+        let runs = fill(&pool, 500).await;
+        // Holes of two blocks in the first half.
+        let is_kept = |block: u64| match block < BLOCKS / 2 {
+            true => block.is_multiple_of(3),
+            false => block.is_multiple_of(256),
+        };
+        thin_out(&pool, &runs, is_kept).await;
+        pool.close().await.unwrap();
+    });
+    drop(pool);
+    let pool = open(&machine, 70_000);
+    let space = pool.space_map();
+    let loaded = space.metaslabs().filter_map(|id| space.metaslab(id));
+    let good_chunks = loaded.map(|info| info.good_chunks).sum::<u32>();
+    assert!(map_use(&pool).loaded < 64, "{:?}", map_use(&pool));
+    assert!(good_chunks > 20, "{good_chunks}");
+}
