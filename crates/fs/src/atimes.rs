@@ -19,7 +19,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
-use copyhold_pool::{Tier, Transaction};
+use copyhold_pool::{Tier, Transaction, expect_room};
 use copyhold_runtime::{FifoMutex, finishing};
 use copyhold_sync::{Mutex, of};
 use copyhold_volume::quota::{self, Request};
@@ -145,7 +145,7 @@ impl Filesystem {
         let wanted = Request::for_edits(edits, edits * INODE_BYTES);
         let owner = first.subvol.id();
         let hold = self.volumes.ledger().hold(owner, wanted, quota::Tier::Write)?;
-        drop(self.pool.reserve_now(STEP_BLOCKS, Tier::Write)?);
+        expect_room(&self.pool, STEP_BLOCKS, Tier::Write)?;
         let credit = self.credit(Tier::Write, edits, edits * INODE_BYTES).await?;
         self.put_atimes(inodes, Charge { credit, hold })
     }

@@ -103,7 +103,7 @@ pub use join_wait::JoinWait;
 pub use journal::LogUse;
 pub use kept::KeptNodes;
 pub use labels::{Labels, find_labels, read_labels};
-pub use loads::{MapUse, map_use, metaslab_view};
+pub use loads::{MapUse, expect_room, map_use, metaslab_view};
 pub use nodes::{CachePart, cache_parts, cached_node_bytes, reclaim_nodes};
 pub use pins::Pin;
 pub use pool::Pool;

@@ -7,8 +7,8 @@
 //!
 //! LOADS-M1  One map is read at a time. A read allocates nothing and waits for no commit or round,
 //!           so a round may wait for it.
-//! LOADS-M2  Rounds begin with the part of the reserve loaded that they need, whatever memory that
-//!           takes. Beyond it the limit of memory counts. What has been loaded for a request stays
+//! LOADS-M2  Rounds begin each unit with the part of the reserve loaded that it needs, whatever
+//!           memory that takes. Beyond it the limit of memory counts. What has been loaded for a request stays
 //!           until it has reserved (BUDGET-B5), so it ends after as many reads as there are maps.
 //! LOADS-M3  A pool is full only by the figures of all its metaslabs, whether loaded or not.
 //! LOADS-M4  An idle pool comes to rest: a map that is not needed at once is loaded only if it fits
@@ -131,9 +131,28 @@ pub(crate) async fn load_for(pool: &Arc<Pool>, wanted: Wanted, tier: Tier) -> Op
     Some(loading)
 }
 
+/// Whether there is room for so many blocks in the pool as a whole (LOADS-M3). Reserves nothing,
+/// and loads nothing: for what is not worth a wait, or is placed by rounds.
+///
+/// # Errors
+/// There is not.
+pub fn expect_room(pool: &Pool, blocks: u64, tier: Tier) -> Result<(), PoolError> {
+    pool.check_writable()?;
+    match pool.space.missing(blocks, pool.tier(tier)) {
+        0 => Ok(()),
+        _ => Err(pool.space.no_space(blocks).into()),
+    }
+}
+
 /// Loads and evicts maps until the loaded ones have the stock of free blocks and take no more
 /// memory than they may.
 pub(crate) async fn keep_stock(pool: &Arc<Pool>) {
+    fill_stock(pool).await;
+    pool.space.evict(pool.limits.maps_bytes);
+}
+
+/// Loads maps until the loaded ones have the stock of free blocks.
+pub(crate) async fn fill_stock(pool: &Arc<Pool>) {
     let limit = pool.limits.maps_bytes;
     while pool.space.next_for_stock(limit).is_some() {
         let _turn = pool.nodes.loads.turn.lock().await;
@@ -141,7 +160,6 @@ pub(crate) async fn keep_stock(pool: &Arc<Pool>) {
         let Some(best) = pool.space.next_for_stock(limit) else { break };
         load_in_turn(pool, best).await;
     }
-    pool.space.evict(limit);
 }
 
 /// The maps that one round loads to write them (LOADS-M5).

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use copyhold_format::node::pieces_of;
 use copyhold_runtime::yield_now;
-use copyhold_space::{Claim, Figures, MapJob, MetaslabId, Tier};
+use copyhold_space::{Claim, MapJob, MetaslabId, Tier};
 use copyhold_table::{FlushJob, Flushed, FreezePoint, MergeSize, NodeSource, Table, TableError};
 use copyhold_types::{Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
 
@@ -79,6 +79,8 @@ impl Pool {
             {
                 continue;
             }
+            // LOADS-M2
+            loads::fill_stock(self).await;
             let mark = writer.mark();
             match self.prepare(unit, aim, &mut writer).await {
                 Ok(Some(work)) => done.push(work),
@@ -295,7 +297,7 @@ impl Pool {
         let promised = self.admission.promised(share);
         let is_free = |leaves: usize, tier: Tier| {
             let more = (leaves as u64 * leaf).saturating_sub(promised);
-            self.space.reserve(more, tier).is_ok()
+            loads::expect_room(self, more, tier).is_ok()
         };
         // Layers have hardly more edits than the base has items (LAYERS-L3).
         let partition = 3 * limits.partition_leaves.min(1 << 16);
@@ -314,8 +316,7 @@ impl Pool {
         nodes: &Listed<'_>,
         writer: &mut NodeWriter,
     ) -> Result<Flushed, TableError> {
-        let Figures { free, reserved, .. } = self.space();
-        let room = free.saturating_sub(reserved) / COPIES;
+        let room = self.space.loaded_left() / COPIES;
         job.spill(nodes, writer, room).await
     }
 

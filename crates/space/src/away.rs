@@ -243,6 +243,7 @@ mod tests {
         let loading = space.begin_loads(4 << 8);
         assert_eq!(space.evict(0), 32 - 12);
         assert_eq!(loaded_free(&space), 12 << 8, "AWAY-A2, BUDGET-B5");
+        assert_eq!(space.loaded_left(), 7 << 8, "without what is reserved");
         assert!(!space.wants_map(4 << 8, Tier::Write), "BUDGET-B5: it need not load them again");
         drop(loading);
         assert_eq!((space.evict(0), loaded_free(&space)), (4, 8 << 8));

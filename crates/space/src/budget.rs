@@ -247,10 +247,16 @@ impl Budget {
         left >= floor && !self.is_loaded(left, tier)
     }
 
+    /// Free blocks of loaded maps beside the reservations.
+    pub(crate) fn loaded_left(&self) -> i64 {
+        let away = self.away.load(SeqCst);
+        self.available.load(SeqCst) - away.max(0)
+    }
+
     pub(crate) fn stock(&self) -> Stock {
-        let (away, reserve) = (self.away.load(SeqCst), self.loaded_reserve() as i64);
-        match self.available.load(SeqCst) - away {
-            _ if away <= 0 => Stock::Enough,
+        let reserve = self.loaded_reserve() as i64;
+        match self.loaded_left() {
+            _ if self.is_all_loaded() => Stock::Enough,
             left if left < reserve => Stock::Short,
             left if left < 2 * reserve => Stock::Low,
             _ => Stock::Enough,

@@ -41,6 +41,11 @@ impl Space {
         self.shared.budget.stock()
     }
 
+    /// Free blocks of loaded maps beside the reservations.
+    pub fn loaded_left(&self) -> u64 {
+        self.shared.budget.loaded_left().max(0) as u64
+    }
+
     /// The map to load next for the stock, if one is due. Beyond `limit` bytes of maps only what
     /// rounds need is.
     pub fn next_for_stock(&self, limit: u64) -> Option<MetaslabId> {

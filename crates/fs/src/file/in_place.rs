@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use copyhold_format::block_checksum;
 use copyhold_format::item::{Extent, ExtentState};
-use copyhold_pool::{BlockMode, Cached, Tier, Transaction};
+use copyhold_pool::{BlockMode, Cached, Tier, Transaction, expect_room};
 use copyhold_runtime::WriteGuard;
 
 use super::batch::{Placed, WritebackJob};
@@ -25,7 +25,7 @@ impl Filesystem {
     /// content: each may cut an extent in three. There is data space, but nothing that was
     /// reserved for this.
     pub(super) fn has_room_to_convert(&self, blocks: u64) -> bool {
-        self.pool.reserve_now(blocks.div_ceil(4) + 1, Tier::Change).is_ok()
+        expect_room(&self.pool, blocks.div_ceil(4) + 1, Tier::Change).is_ok()
     }
 
     /// How many of the blocks, from the first on, are dirty already, or lie in preallocated space

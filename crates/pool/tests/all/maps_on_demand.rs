@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use copyhold_device::sim::SimImage;
 use copyhold_pool::{
-    CreateOptions, Limits, OpenOptions, Pool, PoolError, Tier, map_use, metaslab_view,
+    CreateOptions, Limits, OpenOptions, Pool, PoolError, Tier, expect_room, map_use, metaslab_view,
 };
 use copyhold_runtime::{Rt, Runtime, yield_now};
 use copyhold_space::Stock;
@@ -212,4 +212,15 @@ fn the_maps_with_the_longest_runs_are_read_at_the_open() {
     let good_chunks = loaded.map(|info| info.good_chunks).sum::<u32>();
     assert!(map_use(&pool).loaded < 64, "{:?}", map_use(&pool));
     assert!(good_chunks > 20, "{good_chunks}");
+}
+
+#[test]
+fn a_pool_has_room_whether_maps_are_loaded_or_not() {
+    let machine = machine(BLOCKS, Some(256));
+    let pool = open(&machine, 0);
+    machine.rt.block_on(machine.rt.sleep(Duration::from_secs(3)));
+    let available = pool.space().available();
+    assert!(pool.reserve_now(available, Tier::Write).is_err(), "{:?}", map_use(&pool));
+    assert!(expect_room(&pool, available, Tier::Write).is_ok(), "LOADS-M3");
+    assert!(expect_room(&pool, available + 1, Tier::Write).is_err());
 }
