@@ -154,8 +154,7 @@ impl Space {
         let Some(away) = away.filter(|_| state.frozen.is_none()) else { return Ok(false) };
         let logged = metaslab.logged_with(&state, Some(map))?;
         let used = metaslab.used(&logged, &state);
-        let mut free = Bits::all(metaslab.blocks());
-        free.subtract(&used);
+        let free = used.complement();
         // A reader may pin the blocks that the newest edits freed, as with any free (R3).
         let txg = away.newest.map_or(open, |newest| newest.max(open));
         let allocated = u64::from(logged.count());

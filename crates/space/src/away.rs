@@ -195,8 +195,7 @@ impl Space {
             metaslab.check_map(map, state.complete_to)?;
         }
         let logged = metaslab.logged_with(&state, map.map(SpaceMap::words))?;
-        let mut free = Bits::all(metaslab.blocks());
-        free.subtract(&metaslab.used(&logged, &state));
+        let free = metaslab.used(&logged, &state).complement();
         Ok(MapView::of(metaslab, &state, &logged, &free))
     }
 }

@@ -113,9 +113,7 @@ impl Loaded {
     /// written to.
     pub(crate) fn new(logged: Bits, used: &Bits, all_warm: bool) -> Box<Loaded> {
         let blocks = used.blocks();
-        let mut free = Bits::all(blocks);
-        free.subtract(used);
-        let mut free = FreeMap::new(free, blocks);
+        let mut free = FreeMap::new(used.complement(), blocks);
         if all_warm {
             free.mark_warm(0, blocks);
         }
