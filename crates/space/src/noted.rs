@@ -56,14 +56,19 @@ impl Away {
         Away { why, allocated, freed, cleared, newest: None, worth }
     }
 
-    /// An edit of the log, in the order in which the edits came. The map may have it.
-    pub(crate) fn replay(&mut self, txg: Txg, first: u32, blocks: u32, free: bool) {
+    /// An edit of the log, in the order in which the edits came. The map may have it. Returns how
+    /// many of its blocks no earlier edit leaves as this one does: edits may be logged again.
+    pub(crate) fn replay(&mut self, txg: Txg, first: u32, blocks: u32, free: bool) -> u64 {
+        let same = if free { &self.freed } else { &self.allocated };
+        let known: u64 =
+            same.overlaps(range(first, blocks)).map(|part| part.end - part.start).sum();
         for set in [&mut self.allocated, &mut self.freed, &mut self.cleared] {
             set.remove(range(first, blocks));
         }
         let to = if free { &mut self.freed } else { &mut self.allocated };
         to.add(range(first, blocks));
         self.newest = self.newest.max(Some(txg));
+        u64::from(blocks) - known
     }
 
     /// Whether all of the run may be allocated.

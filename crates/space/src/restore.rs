@@ -263,8 +263,8 @@ fn settle(
             let mut away = Away::new(why, worth);
             let mut allocated = descriptor.map_or(0, |known| known.allocated.into());
             for &Edit { txg, first, blocks, free } in &edits[first_new..] {
-                away.replay(txg, first, blocks, free);
-                allocated += i64::from(blocks) * if free { -1 } else { 1 };
+                let new = away.replay(txg, first, blocks, free) as i64;
+                allocated += if free { -new } else { new };
             }
             // The log has all later edits of a block that it has an edit of.
             let mut used = Bits::new(site.blocks());

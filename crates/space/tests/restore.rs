@@ -55,6 +55,23 @@ fn edits_that_the_map_has_are_not_applied_again() {
 }
 
 #[test]
+fn edits_that_were_logged_again_count_once_while_the_map_is_away() {
+    let mut restore = restore();
+    let (descriptor, _) = map(1, 0xff);
+    for txg in [txg(11), txg(13)] {
+        restore.replay_alloc(txg, run(1100, 10)).unwrap();
+        restore.replay_free(txg, run(1024 + 128, 4)).unwrap();
+    }
+    // Allocated and freed since the map was made.
+    restore.replay_alloc(txg(12), run(1500, 3)).unwrap();
+    restore.replay_free(txg(13), run(1500, 3)).unwrap();
+    restore.leave(ID, descriptor).unwrap();
+    let space = restore.finish(Some(txg(13))).unwrap();
+    assert_eq!(space.figures().allocated, 8 + 10 - 4, "AWAY-A4");
+    space.check();
+}
+
+#[test]
 fn within_a_txg_the_order_of_edits_does_not_matter() {
     for frees_first in [false, true] {
         let mut restore = restore();
