@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use copyhold_device::DeviceError;
 use copyhold_runtime::finishing;
-use copyhold_space::Discardable;
+use copyhold_space::{DISCARD_BLOCKS_MAX, Discardable, Tier, Wanted};
 use copyhold_types::Txg;
 
 use crate::{Pool, PoolError, loads};
@@ -36,9 +36,15 @@ struct Pass {
     failed: Option<DeviceError>,
 }
 
+/// A preallocated pool keeps its blocks, also on request.
+fn discards(pool: &Pool) -> bool {
+    pool.devices.can_discard() && !pool.label.features().preallocated()
+}
+
 impl Pool {
     /// Discards the free part of a range of blocks, in runs of at least `min_blocks` blocks, but
-    /// no part of one that is less than 1 MiB, and nothing twice; returns the number of blocks. If
+    /// no part of one that is less than 1 MiB, and nothing twice while its map is in memory;
+    /// returns the number of blocks. If
     /// the device fails a discard, all others are made before the error is returned.
     pub async fn trim(
         self: &Arc<Self>,
@@ -56,21 +62,27 @@ impl Pool {
             runs: RUNS,
         };
         let (mut blocks, mut failed) = (0, None);
+        if !discards(self) {
+            return Ok(0);
+        }
         // Each map by itself, since they may not fit in memory together.
         for (id, part) in self.space.parts_of(range) {
-            loads::load(self, id).await;
             (which.from, which.to) = (part.start, part.end);
             loop {
+                // It may have been evicted since the last pass.
+                loads::load(self, id).await;
+                // A discard reserves its run.
+                let free = self.space.metaslab(id).map_or(0, |info| info.free);
+                let wanted = Wanted::from(u64::from(free.min(DISCARD_BLOCKS_MAX.max(which.least))));
+                let _loading = loads::load_for(self, wanted, Tier::Write).await;
                 let pass = self.discard_some(which).await?;
                 if pass.runs == 0 {
                     break;
                 }
                 blocks += pass.blocks;
-                if pass.failed.is_some() {
-                    // The runs that failed are free again.
-                    which.from = pass.end;
-                    failed = failed.or(pass.failed);
-                }
+                // The runs that failed are free again, and an evicted map has no list of holes.
+                which.from = pass.end;
+                failed = failed.or(pass.failed);
             }
             self.space.evict(self.limits.maps_bytes);
         }
@@ -100,8 +112,7 @@ impl Pool {
 
     async fn discard_some(&self, which: Discardable) -> Result<Pass, PoolError> {
         let mut pass = Pass::default();
-        // A preallocated pool keeps its blocks, also on request.
-        if !self.devices.can_discard() || self.label.features().preallocated() {
+        if !discards(self) {
             return Ok(pass);
         }
         for discard in self.space.take_discardable(which) {

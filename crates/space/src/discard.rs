@@ -16,6 +16,9 @@ use crate::free::Grade;
 use crate::layout::{CHUNK_BLOCKS, Piece};
 use crate::space::{Shared, Space};
 
+/// One discard is at most this long, so that none keeps much out of reach (64 MiB).
+pub const DISCARD_BLOCKS_MAX: u32 = 64 * CHUNK_BLOCKS;
+
 /// The runs that may be discarded.
 #[derive(Clone, Copy, Debug)]
 pub struct Discardable {
@@ -94,12 +97,12 @@ impl Space {
     }
 
     fn take_one(&self, metaslab: usize, which: Discardable, spare: u64) -> Option<Discard> {
-        /// One discard is at most this long, so that none keeps much out of reach (64 MiB).
-        const MOST: u32 = 64 * CHUNK_BLOCKS;
         let shared = &self.shared;
         // Reserve it for the discard first, so that no accepted write can miss it.
-        let available = shared.budget.figures().available().min(spare);
-        let most = available.min(MOST.max(which.least).into()) as u32;
+        let loaded = self.loaded_left().saturating_sub(shared.budget.loaded_reserve());
+        let in_loaded = if shared.budget.is_all_loaded() { u64::MAX } else { loaded };
+        let available = shared.budget.figures().available().min(spare).min(in_loaded);
+        let most = available.min(DISCARD_BLOCKS_MAX.max(which.least).into()) as u32;
         let mut promise = self.reserve(u64::from(most), Tier::Write).ok()?;
         let mut state = shared.metaslabs[metaslab].lock();
         let at = shared.metaslabs[metaslab].run(0, 1).addr.block();

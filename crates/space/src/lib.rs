@@ -64,7 +64,7 @@ mod worth;
 pub use aside::Carried;
 pub use budget::{Figures, Loading, NoSpace, Reservation, Stock, Tier, Wanted};
 pub use claim::{Claim, Claims};
-pub use discard::{Discard, Discardable};
+pub use discard::{DISCARD_BLOCKS_MAX, Discard, Discardable};
 pub use error::SpaceError;
 pub use flush::{MapJob, Pin};
 pub use fragmentation::FreeRuns;

@@ -224,3 +224,20 @@ fn a_pool_has_room_whether_maps_are_loaded_or_not() {
     assert!(expect_room(&pool, available, Tier::Write).is_ok(), "LOADS-M3");
     assert!(expect_room(&pool, available + 1, Tier::Write).is_err());
 }
+
+#[test]
+fn a_trim_reaches_all_free_chunks_though_few_maps_are_in_memory() {
+    let machine = machine(BLOCKS, Some(256));
+    let pool = open(&machine, 0);
+    let (trimmed, whole) = machine.rt.block_on(async {
+        let runs = fill(&pool, 500).await;
+        thin_out(&pool, &runs, |block| block.is_multiple_of(512)).await;
+        let mut whole = 0;
+        for id in pool.space_map().metaslabs() {
+            let free = metaslab_view(&pool, id).await.free;
+            whole += free.iter().filter(|run| run.blocks == 256).count() as u64;
+        }
+        (pool.trim(0..BLOCKS, 1).await.unwrap(), whole)
+    });
+    assert!(whole > 50 && trimmed == whole * 256, "{trimmed} of {whole}: {:?}", map_use(&pool));
+}
