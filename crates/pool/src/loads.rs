@@ -6,7 +6,8 @@
 //!           commit, so that there is a stock, and requests seldom wait for a read.
 //!
 //! LOADS-M1  One map is read at a time. A read allocates nothing and waits for no commit or round,
-//!           so a round may wait for it.
+//!           so a round may wait for it. While a device delays a read, so do rounds and requests
+//!           that need maps; an error ends the wait, and sets the metaslab aside.
 //! LOADS-M2  Rounds begin each unit with the part of the reserve loaded that it needs, whatever
 //!           memory that takes. Beyond it the limit of memory counts. What has been loaded for a request stays
 //!           until it has reserved (BUDGET-B5), so it ends after as many reads as there are maps.
@@ -110,7 +111,7 @@ async fn load_in_turn(pool: &Arc<Pool>, id: MetaslabId) {
 
 fn give_up(pool: &Arc<Pool>, id: MetaslabId, error: &str) {
     tracing::error!(
-        "the space map of {id} cannot be read: nothing is allocated there until the map can be \
+        "the space map of {id} cannot be used: nothing is allocated there until the map can be \
          read or `copyhold check --repair` has rebuilt it; {error}"
     );
     pool.space.set_unreadable(id);

@@ -2,9 +2,10 @@
 //!
 //! A read error may pass. So a map is read several times when it is loaded (`loads`); if that
 //! fails, its metaslab is set aside (`copyhold_space::Space::set_aside`). From then on a task reads
-//! it again, after 1, 2, 4 … and at last every 64 seconds. A round never waits for these reads,
-//! which a broken device may delay; `flush_all` makes them itself, before a pool is called full,
-//! too. A map whose copies are both damaged can be made anew by [`Pool::rebuild_map`] from the list
+//! it again, after 1, 2, 4 … and at last every 64 seconds. A round waits for the first reads of a
+//! map that it needs (LOADS-M1), never for these later ones; `flush_all` makes them itself, before
+//! a pool is called full, too. A metaslab without a map on disk whose edits contradict each other
+//! waits for none, and is not read. A map whose copies are both damaged can be made anew by [`Pool::rebuild_map`] from the list
 //! of all referenced blocks.
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -32,10 +33,15 @@ const CARRY_FREES_IN_ROUNDS: u64 = 2;
 
 /// Begins reading the missing maps again, if there are any and no task does.
 pub(crate) fn begin_retries(pool: &Arc<Pool>) {
-    let is_due = !pool.is_read_only() && !pool.space.set_aside().is_empty();
+    let is_due = !pool.is_read_only() && waits_for_maps(pool);
     if is_due && !pool.nodes.loads.retrying.swap(true, Relaxed) {
         pool.rt.spawn(Box::pin(run(pool.rt.clone(), Arc::downgrade(pool))));
     }
+}
+
+/// Whether the map of a metaslab that is set aside may be read some time.
+fn waits_for_maps(pool: &Pool) -> bool {
+    pool.space.set_aside().into_iter().any(|id| pool.space.missing_map(id).is_some())
 }
 
 /// Reads maps that are missing, until there are none, or the pool is closed or stopped.
@@ -49,7 +55,7 @@ async fn run(rt: Rt, pool: Weak<Pool>) {
         if is_over {
             return;
         }
-        if pool.space.set_aside().is_empty() {
+        if !waits_for_maps(&pool) {
             pool.nodes.loads.retrying.store(false, Relaxed);
             // A map may have failed meanwhile.
             return begin_retries(&pool);
