@@ -9,8 +9,9 @@
 //!           so a round may wait for it. While a device delays a read, so do rounds and requests
 //!           that need maps; an error ends the wait, and sets the metaslab aside.
 //! LOADS-M2  Rounds begin each unit with the part of the reserve loaded that it needs, whatever
-//!           memory that takes. Beyond it the limit of memory counts. What has been loaded for a request stays
-//!           until it has reserved (BUDGET-B5), so it ends after as many reads as there are maps.
+//!           memory that takes. Beyond it the limit of memory counts. Maps that have been loaded
+//!           for a request stay until it has reserved (BUDGET-B5), so it ends after as many reads
+//!           as there are maps.
 //! LOADS-M3  A pool is full only by the figures of all its metaslabs, whether loaded or not.
 //! LOADS-M4  An idle pool comes to rest: a map that is not needed at once is loaded only if it fits
 //!           into the limit, so it is not evicted again.

@@ -171,8 +171,8 @@ impl Space {
         self.shared.budget.wants_map(wanted.into(), tier)
     }
 
-    /// Maps are loaded for a request ([`Self::wants_map`]): what they offer stays loaded until the
-    /// result is dropped, behind the reservation.
+    /// Maps are loaded for a request ([`Self::wants_map`]): the blocks they offer stay loaded until
+    /// the result is dropped, behind the reservation.
     pub fn begin_loads(&self, blocks: u64) -> Loading {
         Loading::begin(&self.shared, blocks)
     }

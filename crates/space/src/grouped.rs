@@ -45,7 +45,7 @@ impl<T: Copy + PartialEq> Grouped<T> {
         size_of_val(&self.groups[..]) + self.listed * size_of::<T>()
     }
 
-    /// What [`Self::bytes`] is of so many values, of which so many are in lists.
+    /// The value of [`Self::bytes`] for so many values, of which so many are in lists.
     pub(crate) fn bytes_with(len: usize, listed: usize) -> usize {
         len.div_ceil(GROUP) * size_of::<Group<T>>() + listed * size_of::<T>()
     }

@@ -124,7 +124,7 @@ impl Loaded {
         size_of::<Loaded>() + self.logged.bytes() + self.free.bytes()
     }
 
-    /// What [`Self::bytes`] is about, with these allocated blocks: the free ones take as much, and
+    /// About the value of [`Self::bytes`] with these allocated blocks: free ones take as much, and
     /// the chunks differ where blocks do.
     pub(crate) fn bytes_with(logged: &Bits) -> usize {
         let chunks = FreeMap::chunk_bytes(logged.blocks(), logged.mixed_blocks());

@@ -19,7 +19,7 @@ pub(crate) enum Why {
     Unreadable,
 }
 
-/// What a map offers and takes when it is loaded, as far as that is known.
+/// The offer and the memory of a map when it is loaded, as far as that is known.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Worth {
     /// Chunks with a free run of 64 KiB, when the map was last in memory, or at least so many.
