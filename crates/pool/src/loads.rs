@@ -29,7 +29,7 @@ use copyhold_runtime::{FifoMutex, Rt};
 use copyhold_space::{Loading, MapView, MetaslabId, Tier, Wanted};
 use copyhold_types::NodePtr;
 
-use crate::{Pool, PoolError};
+use crate::{Pool, PoolError, Sabotage};
 
 /// Reads before something counts as unreadable, and the time between them.
 const TRIES: usize = 3;
@@ -98,6 +98,9 @@ pub(crate) async fn load(pool: &Arc<Pool>, id: MetaslabId) {
 
 async fn load_in_turn(pool: &Arc<Pool>, id: MetaslabId) {
     let Some(ptr) = pool.space.cold_map(id) else { return };
+    if pool.sabotaged(Sabotage::ForgetNotedFrees) {
+        pool.space.forget_noted_frees(id);
+    }
     let loaded = match read(pool, ptr).await {
         Ok(map) => pool.space.load(id, map.as_ref()).map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
@@ -156,6 +159,9 @@ pub(crate) async fn keep_stock(pool: &Arc<Pool>) {
 /// Loads maps until the loaded ones have the stock of free blocks.
 pub(crate) async fn fill_stock(pool: &Arc<Pool>) {
     let limit = pool.limits.maps_bytes;
+    if pool.sabotaged(Sabotage::GrantUnloaded) {
+        return;
+    }
     while pool.space.next_for_stock(limit).is_some() {
         let _turn = pool.nodes.loads.turn.lock().await;
         // LOADS-M4

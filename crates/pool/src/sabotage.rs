@@ -103,6 +103,10 @@ pub enum Sabotage {
     /// ASIDE-Q1: a space map that cannot be read now is recorded as lost, and so is all of its
     /// space.
     QuarantineOnError,
+    /// AWAY-A1: the frees that are noted beside a map are forgotten when it is loaded.
+    ForgetNotedFrees,
+    /// AWAY-A2: a reservation counts on blocks of maps that are away, and rounds load none.
+    GrantUnloaded,
     /// FRAGMENT-P1: a node whose list cannot be read is replaced all the same, and its fragments
     /// stay.
     ForgetFragments,
@@ -118,7 +122,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 45] = [
+    pub const ALL: [Sabotage; 47] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -159,6 +163,8 @@ impl Sabotage {
         Sabotage::TailNotVerified,
         Sabotage::ReplayMixesPuts,
         Sabotage::QuarantineOnError,
+        Sabotage::ForgetNotedFrees,
+        Sabotage::GrantUnloaded,
         Sabotage::ForgetFragments,
         Sabotage::LogDoesNotWait,
         Sabotage::ReadBeforeWritten,

@@ -29,6 +29,7 @@ copyhold-simulate: crash simulation by seed
   --modes M      clients change checksum modes: yes or no, instead of what the seed says
   --flush WHEN   the flush policy: even or threshold (default threshold)
   --stock        each txg writes the space maps that it changed
+  --maps         few space maps fit in memory
 
 or every workload of a few operations, with every crash:
 
@@ -56,6 +57,7 @@ const HISTORIES: &[&str] = &[
     "--grow",
     "--flush",
     "--stock",
+    "--maps",
 ];
 
 /// The arguments that each other kind of run heeds, the first of which asks for it.
@@ -76,6 +78,7 @@ struct Args {
     grows: bool,
     flush: FlushPolicy,
     stock: bool,
+    few_maps: bool,
     /// Operations of all workloads, instead of histories.
     enumerate: Option<usize>,
     part: (usize, usize),
@@ -132,6 +135,7 @@ fn run_level(level: Level, start: u64, args: &Args) -> u64 {
             grows: args.grows,
             flush: args.flush,
             stock: args.stock,
+            few_maps: args.few_maps,
             tell: args.seeds == 1,
             ..Plan::new(level, seed)
         };
@@ -263,6 +267,7 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
         grows: false,
         flush: FlushPolicy::Threshold,
         stock: false,
+        few_maps: false,
         enumerate: None,
         part: (1, 1),
         mode: ChecksumMode::Item,
@@ -298,6 +303,7 @@ fn parse(args: impl Iterator<Item = String>) -> Result<Args, String> {
                 parsed.flush = named(&value()?, &FlushPolicy::ALL, |when| when.name().into())?;
             }
             "--stock" => parsed.stock = true,
+            "--maps" => parsed.few_maps = true,
             "--enumerate" => parsed.enumerate = Some(length(&value()?)?),
             "--mode" => {
                 let mode = value()?;
@@ -372,7 +378,7 @@ mod tests {
         }
         for line in [
             "",
-            "--seeds 3 --start 1 --level fs --modes yes --flush even --stock --pi 4096+16:64b --break NoBirth",
+            "--seeds 3 --start 1 --level fs --modes yes --flush even --stock --maps --pi 4096+16:64b --break NoBirth",
             "--enumerate 1 --part 1/4 --mode guard --pi 4096+16:64b --break NoFlushBeforeGuard",
             "--fault write:7:once --pi 4096+16:64b",
             "--faults",

@@ -58,6 +58,8 @@ pub struct Plan {
     pub flush: FlushPolicy,
     /// Each txg writes the space maps that it changed.
     pub stock: bool,
+    /// Few space maps fit in memory: they are loaded and evicted all the time.
+    pub few_maps: bool,
     /// Say on standard error what happens.
     pub tell: bool,
 }
@@ -121,6 +123,7 @@ impl Plan {
             grows: false,
             flush: FlushPolicy::Threshold,
             stock: false,
+            few_maps: false,
             tell: false,
         }
     }
@@ -180,6 +183,9 @@ impl fmt::Display for Plan {
         }
         if self.stock {
             write!(f, " --stock")?;
+        }
+        if self.few_maps {
+            write!(f, " --maps")?;
         }
         Ok(())
     }

@@ -129,6 +129,16 @@ impl Space {
         Ok(true)
     }
 
+    /// A rule broken on purpose: the frees that are noted beside a cold map are forgotten.
+    pub fn forget_noted_frees(&self, id: MetaslabId) {
+        let Some(index) = self.shared.geometry.index_of(id) else { return };
+        let mut state = self.shared.metaslabs[index].lock();
+        if let Map::Away(away) = &mut state.map {
+            away.forget_frees();
+        }
+        self.shared.publish(index, &state);
+    }
+
     /// The map of a cold metaslab cannot be read: it is set aside.
     pub fn set_unreadable(&self, id: MetaslabId) {
         let Some(index) = self.shared.geometry.index_of(id) else { return };

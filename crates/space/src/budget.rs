@@ -30,7 +30,7 @@ use copyhold_types::BLOCK_BYTES;
 
 use crate::space::Shared;
 
-/// The most of the reserve that is kept in loaded maps: what flush rounds need at once (1 GiB).
+/// The most of the reserve that is kept in loaded maps: the need of flush rounds at once (1 GiB).
 const LOADED_RESERVE_MAX: u64 = 1 << 18;
 
 /// How much of the reserve an operation may use. Operations of each tier: `docs/design.md`,

@@ -12,10 +12,14 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use copyhold_format::label::METASLABS_MAX;
+
 const WORDS: usize = 64;
 const PART: usize = WORDS * 64;
 /// Parts of 4,096 metaslabs: 262,144 in all.
 const PARTS: usize = 64;
+/// A label with more metaslabs is refused.
+const _: () = assert!((PARTS * PART) as u64 >= METASLABS_MAX);
 
 type Words = [AtomicU64; WORDS];
 

@@ -89,6 +89,11 @@ impl Away {
         self.newest = self.newest.max(Some(txg));
     }
 
+    /// Forgets all frees: [`crate::Space::forget_noted_frees`].
+    pub(crate) fn forget_frees(&mut self) {
+        (self.freed, self.cleared) = Default::default();
+    }
+
     /// The memory of its parts.
     pub(crate) fn bytes(&self) -> usize {
         self.edit_runs() * RUN_BYTES

@@ -40,7 +40,8 @@ impl Shape {
             partition_leaves: Some(dice.pick(&[2, 8, 32])),
             ..CreateOptions::default()
         };
-        // In one of sixteen maps are loaded and evicted all the time.
+        // One pool of sixteen has few maps in memory in any case.
+        let few_maps = plan.few_maps || id % 16 == 5;
         let limits = Limits {
             txg_interval: Duration::from_millis(dice.pick(&[2, 20, 5000])),
             mark_after: Duration::from_millis(dice.pick(&[1, 10, 100])),
@@ -51,7 +52,7 @@ impl Shape {
             space_log: !plan.stock,
             node_cache_bytes: dice.pick(&[0, 16 << 10, 64 << 20]),
             clean_data_bytes: 0,
-            maps_bytes: if id % 16 == 5 { FEW_MAPS } else { 64 << 20 },
+            maps_bytes: if few_maps { FEW_MAPS } else { 64 << 20 },
             run_max,
             tail_verify_bytes: dice.pick(&[16 << 10, 64 << 20, 64 << 20]),
             handover_edits: if create.partition_leaves == Some(2) { 1 } else { 1024 },

@@ -77,6 +77,11 @@ fn histories_in_stock_mode_hold() {
     hold_with(|plan| Plan { stock: true, ..plan });
 }
 
+#[test]
+fn histories_with_few_maps_in_memory_hold() {
+    hold_with(|plan| Plan { few_maps: true, ..plan });
+}
+
 /// Histories of each level hold with a setting, which changes some of them.
 fn hold_with(setting: impl Fn(Plan) -> Plan) {
     for level in Level::ALL {
