@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use copyhold_device::DeviceError;
 use copyhold_runtime::finishing;
-use copyhold_space::{DISCARD_BLOCKS_MAX, Discardable, Tier, Wanted};
+use copyhold_space::{CHUNK_BLOCKS, DISCARD_BLOCKS_MAX, Discardable, MetaslabInfo, Tier, Wanted};
 use copyhold_types::Txg;
 
 use crate::{Pool, PoolError, loads};
@@ -44,8 +44,8 @@ fn discards(pool: &Pool) -> bool {
 impl Pool {
     /// Discards the free part of a range of blocks, in runs of at least `min_blocks` blocks, but
     /// no part of one that is less than 1 MiB, and nothing twice while its map is in memory;
-    /// returns the number of blocks. If
-    /// the device fails a discard, all others are made before the error is returned.
+    /// returns the number of blocks. If the device fails a discard, all others are made before the
+    /// error is returned.
     pub async fn trim(
         self: &Arc<Self>,
         range: Range<u64>,
@@ -69,6 +69,11 @@ impl Pool {
         for (id, part) in self.space.parts_of(range) {
             (which.from, which.to) = (part.start, part.end);
             loop {
+                // No part of a chunk is discarded, so no map is read for one.
+                let has_chunk = |info: MetaslabInfo| info.is_loaded || info.free >= CHUNK_BLOCKS;
+                if !self.space.metaslab(id).is_some_and(has_chunk) {
+                    break;
+                }
                 // It may have been evicted since the last pass.
                 loads::load(self, id).await;
                 // A discard reserves its run.

@@ -263,14 +263,22 @@ impl Budget {
         }
     }
 
-    /// A map with so many free blocks is evicted, unless that takes of what rounds or waiting
-    /// requests may need.
+    /// Whether a map with so many free blocks may be evicted, if nothing changes meanwhile.
+    pub(crate) fn may_unload(&self, free: u64) -> bool {
+        free == 0 || self.leaves_enough(self.away.load(SeqCst) + free as i64)
+    }
+
+    /// Whether loaded maps have the need of rounds and of waiting requests.
+    fn leaves_enough(&self, away: i64) -> bool {
+        let left = self.available.load(SeqCst) - away;
+        left >= self.loaded_reserve() as i64 + self.wanted.load(SeqCst)
+    }
+
+    /// A map with so many free blocks is evicted, unless rounds or waiting requests may need them.
     pub(crate) fn unload(&self, free: u64) -> bool {
         let free = free as i64;
         let away = self.away.fetch_add(free, SeqCst) + free;
-        let left = self.available.load(SeqCst) - away;
-        let kept = self.loaded_reserve() as i64 + self.wanted.load(SeqCst);
-        let may = free == 0 || left >= kept;
+        let may = free == 0 || self.leaves_enough(away);
         if !may {
             self.away.fetch_sub(free, SeqCst);
         }

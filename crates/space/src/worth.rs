@@ -92,7 +92,12 @@ impl Space {
             let metaslab = &self.shared.metaslabs[index];
             (metaslab.good_chunks(), metaslab.free_blocks(), index)
         };
-        let offers = || self.shared.sets.loaded.iter().map(offer).filter(|offer| may(offer.0));
+        // Where none can go, lanes keep their chunks.
+        let may_go = |offer: &(i64, u32, usize)| {
+            let is_clean = !self.shared.sets.pinning.contains(offer.2);
+            is_clean && may(offer.0) && self.shared.budget.may_unload(offer.1.into())
+        };
+        let offers = || self.shared.sets.loaded.iter().map(offer).filter(may_go);
         if is_enough() || offers().next().is_none() {
             return 0;
         }
@@ -170,6 +175,29 @@ mod tests {
         let Some(next) = space.next_for_stock(limit) else { return false };
         assert_eq!(space.load(next, None), Ok(true), "one that is wholly free");
         true
+    }
+
+    #[test]
+    fn lanes_keep_their_chunks_where_no_map_can_go() {
+        let layout = MetaslabLayout::for_device(DeviceId(0), 32 << 8, Some(256));
+        let config = Config { reserve_blocks: Some(4096), ..Config::default() };
+        let space = Space::new(&[layout], &[], 1, config);
+        let is_open = || space.shared.lanes.iter().any(|lane| lane.lock().open.is_some());
+        let allocate = || {
+            let mut reserved = space.reserve(1, Tier::Write).unwrap();
+            let lane = Lane { cpu: 0, class: LaneClass::Data };
+            for claim in space.claim(lane, 1, &mut reserved).unwrap() {
+                space.log_alloc(Txg::FIRST, claim);
+            }
+        };
+        allocate();
+        assert!(is_open());
+        assert!(space.evict(0) > 0 && !is_open());
+        // One map has edits, and rounds may need the free blocks of the others.
+        allocate();
+        assert!(is_open());
+        assert_eq!(space.evict(0), 0);
+        assert!(is_open());
     }
 
     #[test]

@@ -189,6 +189,22 @@ fn recording_that_a_map_could_not_be_read_is_noticed() {
     is_noticed(Sabotage::QuarantineOnError, Weather::MapUnreadable);
 }
 
+#[track_caller]
+fn is_noticed_with_few_maps(rule: Sabotage) {
+    let plan = Plan { few_maps: true, modes: Some(false), ..Plan::new(Level::Pool, 1) };
+    is_noticed_in(plan, rule.into());
+}
+
+#[test]
+fn frees_beside_a_map_that_its_load_forgets_are_noticed() {
+    is_noticed_with_few_maps(Sabotage::ForgetNotedFrees);
+}
+
+#[test]
+fn requests_that_are_granted_beside_maps_in_memory_are_noticed() {
+    is_noticed_with_few_maps(Sabotage::GrantUnloaded);
+}
+
 #[test]
 fn p1_replacing_a_node_whose_list_cannot_be_read_is_noticed() {
     is_noticed(Sabotage::ForgetFragments, Weather::ListUnreadable);
