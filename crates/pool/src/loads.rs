@@ -159,6 +159,9 @@ pub(crate) async fn keep_stock(pool: &Arc<Pool>) {
 /// Loads maps until the loaded ones have the stock of free blocks.
 pub(crate) async fn fill_stock(pool: &Arc<Pool>) {
     let limit = pool.limits.maps_bytes;
+    if pool.sabotaged(Sabotage::GrantUnloaded) {
+        return;
+    }
     while pool.space.next_for_stock(limit).is_some() {
         let _turn = pool.nodes.loads.turn.lock().await;
         // LOADS-M4

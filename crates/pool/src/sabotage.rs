@@ -105,7 +105,8 @@ pub enum Sabotage {
     QuarantineOnError,
     /// AWAY-A1: the frees that are noted beside a map are forgotten when it is loaded.
     ForgetNotedFrees,
-    /// AWAY-A2: a request is granted though its blocks are in maps that are away.
+    /// AWAY-A2: a request is granted though its blocks are in maps that are away, and no map is
+    /// loaded for the stock.
     GrantUnloaded,
     /// FRAGMENT-P1: a node whose list cannot be read is replaced all the same, and its fragments
     /// stay.
