@@ -16,10 +16,12 @@
 //!
 //! DIRTYPACE-D1  A write waits here only above half of its part, while half of the limit is used,
 //!               for `WAIT_MAX` at most, and with no lock that suspends a task. Bytes that a cache
-//!               in front took earlier do not wait.
+//!               in front took earlier do not wait. Without parts ([`Arm::Off`]) no write does.
 //! DIRTYPACE-D2  Nothing is kept of a subvolume without dirty data.
-//! DIRTYPACE-D3  Time in which less than half of the limit was used counts for no rate: the device
-//!               may have been idle.
+//! DIRTYPACE-D3  Only time in which its writes would wait counts for the rate of a subvolume: else
+//!               the rate is that of its writers, and not of the device.
+//!
+//! [`Arm::Off`]: copyhold_memory::Arm::Off
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -30,10 +32,12 @@ use copyhold_sync::{Mutex, of};
 use copyhold_types::{Nanos, SubvolId};
 
 const SECOND: f64 = 1e9;
-/// The least time over which a rate is measured, and the time over which rates are averaged.
+/// The least time over which a rate is measured, and the time over which rates are averaged. After
+/// a pause a window begins anew.
 const WINDOW: Nanos = 200_000_000;
 const FIRST_WINDOW: Nanos = 50_000_000;
 const AVERAGE: Nanos = 2_000_000_000;
+const PAUSE: Nanos = 1_000_000_000;
 /// Waits shorter than this add up.
 const WAIT_MIN: Nanos = 1_000_000;
 const WAIT_MAX: Nanos = 200_000_000;
@@ -53,15 +57,18 @@ struct Pace {
     /// The beginning of the window, and the blocks since.
     since: Option<Nanos>,
     blocks: u64,
+    /// The last time at which blocks left memory.
+    noted: Nanos,
     /// The end of all waits so far.
     end: Nanos,
 }
 
 impl Pace {
-    /// Blocks have left memory. `is_busy`: half of the limit is used.
+    /// Blocks have left memory. `is_busy`: writes wait.
     fn note(&mut self, now: Nanos, blocks: u64, is_busy: bool) {
+        let is_long = now.saturating_sub(std::mem::replace(&mut self.noted, now)) > PAUSE;
         let since = match self.since {
-            Some(since) if is_busy => since,
+            Some(since) if is_busy && !is_long => since,
             // DIRTYPACE-D3.
             _ => {
                 (self.since, self.blocks) = (is_busy.then_some(now), 0);
@@ -74,19 +81,20 @@ impl Pace {
             return;
         }
         let rate = self.blocks as f64 * SECOND / window as f64;
-        let share = if self.rate == 0.0 { 1.0 } else { (window as f64 / AVERAGE as f64).min(1.0) };
+        let share = if self.rate == 0.0 { 1.0 } else { (window as f64 / AVERAGE as f64).min(0.5) };
         self.rate += (rate - self.rate) * share;
         (self.since, self.blocks) = (Some(now), 0);
     }
 
     /// The wait of a write of so many blocks.
-    fn wait(&mut self, now: Nanos, blocks: u64, fill: f64) -> Nanos {
-        if self.rate == 0.0 || fill <= 0.5 {
+    fn wait(&mut self, now: Nanos, blocks: f64, fill: f64) -> Nanos {
+        // At the end of its part a writer waits for room (`dirty_room`).
+        if self.rate == 0.0 || !(0.5..1.0).contains(&fill) {
             return 0;
         }
-        // From half of the part to all of it: 0 to infinity, and 1 in the middle.
-        let factor = (fill - 0.5) / (1.0 - fill.min(0.999));
-        let takes = (blocks as f64 * factor * SECOND / self.rate).min(WAIT_MAX as f64) as Nanos;
+        // From half of the part to all of it: 0 to ever more, and 1 in the middle.
+        let factor = (fill - 0.5) / (1.0 - fill).max(0.01);
+        let takes = (blocks * factor * SECOND / self.rate).min(WAIT_MAX as f64) as Nanos;
         self.end = (self.end.max(now) + takes).min(now + WAIT_MAX);
         let wait = self.end - now;
         if wait < WAIT_MIN { 0 } else { wait }
@@ -98,20 +106,21 @@ impl DirtyPace {
         DirtyPace { rt, by_subvol: Mutex::new(BTreeMap::new()), entries: AtomicUsize::new(0) }
     }
 
-    /// Blocks of a subvolume have left memory. `is_busy`: half of the limit is used. `is_clean`: it
-    /// has no dirty data. Without entries, and while less is used, this is one load.
+    /// Blocks of a subvolume have left memory. `is_busy`: its writes wait. `is_clean`: it has no
+    /// dirty data. Without entries, and while writes do not wait, this is one load.
     pub(crate) fn note_written(
         &self,
         subvol: SubvolId,
         blocks: usize,
         is_busy: bool,
-        is_clean: bool,
+        is_clean: impl Fn() -> bool,
     ) {
         if !is_busy && self.entries.load(Relaxed) == 0 {
             return;
         }
         let mut paces = self.by_subvol.lock();
-        if is_clean {
+        // Asked under the lock: the last blocks of all find it clean.
+        if is_clean() {
             paces.remove(&subvol); // DIRTYPACE-D2
         } else if is_busy || paces.contains_key(&subvol) {
             paces.entry(subvol).or_default().note(self.rt.now(), blocks as u64, is_busy);
@@ -123,7 +132,7 @@ impl DirtyPace {
     pub(crate) fn wait(
         &self,
         subvol: SubvolId,
-        blocks: u64,
+        blocks: f64,
         fill: f64,
     ) -> Option<BoxFuture<'static, ()>> {
         let wait = self.by_subvol.lock().get_mut(&subvol)?.wait(self.rt.now(), blocks, fill);
@@ -154,8 +163,10 @@ mod tests {
         pace.note(2300 * MS, 1, false);
         pace.note(60_000 * MS, 5000, true);
         assert_eq!(pace.rate, 1000.0, "DIRTYPACE-D3");
+        pace.note(90_000 * MS, 5000, true);
+        assert_eq!(pace.rate, 1000.0, "its window is over");
         // A tenth of the time of an average, at 2,000 a second.
-        pace.note(60_200 * MS, 400, true);
+        pace.note(90_200 * MS, 400, true);
         assert_eq!(pace.rate, 1100.0);
     }
 
@@ -163,17 +174,18 @@ mod tests {
     fn a_write_waits_for_the_time_of_its_blocks_behind_the_writes_before_it() {
         let mut pace = measured();
         let now = 10_000 * MS;
-        assert_eq!(Pace::default().wait(now, 9, 0.9), 0, "the rate is unknown");
-        assert_eq!(pace.wait(now, 9, 0.5), 0, "DIRTYPACE-D1");
-        assert_eq!([1, 2, 3].map(|_| pace.wait(now, 5, 0.75)), [5 * MS, 10 * MS, 15 * MS]);
-        assert_eq!(pace.wait(now + 15 * MS, 5, 0.875), 15 * MS, "nearer to the end");
-        assert_eq!(pace.wait(now, 1000, 2.0), WAIT_MAX, "DIRTYPACE-D1");
+        assert_eq!(Pace::default().wait(now, 9.0, 0.9), 0, "the rate is unknown");
+        assert_eq!(pace.wait(now, 9.0, 0.5), 0, "DIRTYPACE-D1");
+        assert_eq!([1, 2, 3].map(|_| pace.wait(now, 5.0, 0.75)), [5 * MS, 10 * MS, 15 * MS]);
+        assert_eq!(pace.wait(now + 15 * MS, 5.0, 0.875), 15 * MS, "nearer to the end");
+        assert_eq!(pace.wait(now, 1000.0, 0.99), WAIT_MAX, "DIRTYPACE-D1");
+        assert_eq!(pace.wait(now, 1000.0, 1.0), 0, "it waits for room");
     }
 
     #[test]
     fn waits_that_are_too_short_for_a_timer_add_up() {
         let mut pace = measured();
-        let waits = (0..5).map(|_| pace.wait(0, 1, 0.6)).filter(|&wait| wait > 0);
+        let waits = (0..5).map(|_| pace.wait(0, 1.0, 0.6)).filter(|&wait| wait > 0);
         assert_eq!(waits.count(), 1, "of a quarter of a block each");
     }
 
@@ -185,13 +197,13 @@ mod tests {
         let subvol = SubvolId(7);
         rt.block_on(async {
             for _ in 0..3 {
-                pace.note_written(subvol, 100, true, false);
+                pace.note_written(subvol, 100, true, || false);
                 rt.sleep(Duration::from_millis(100)).await;
             }
-            assert!(pace.wait(subvol, 100, 0.9).is_some());
-            assert!(pace.wait(SubvolId(8), 100, 0.9).is_none());
-            pace.note_written(SubvolId(8), 1, false, false);
-            pace.note_written(subvol, 1, false, true);
+            assert!(pace.wait(subvol, 100.0, 0.9).is_some());
+            assert!(pace.wait(SubvolId(8), 100.0, 0.9).is_none());
+            pace.note_written(SubvolId(8), 1, false, || false);
+            pace.note_written(subvol, 1, false, || true);
             assert_eq!((pace.by_subvol.lock().len(), pace.entries.load(Relaxed)), (0, 0));
         });
     }
@@ -220,14 +232,14 @@ mod tests {
                         true => 10 * MS,
                         false => {
                             dirty += blocks;
-                            pace.wait(at, blocks, dirty as f64 / limit as f64)
+                            pace.wait(at, blocks as f64, dirty as f64 / limit as f64)
                         }
                     };
                     next[writer] = at + wait.max(blocks * 1000);
                     continue;
                 }
                 dirty -= batch.min(dirty);
-                pace.note(ends, batch, dirty >= limit / 2);
+                pace.note(ends, batch, dirty > limit / 2);
                 if ends > 8 * second {
                     let fill = dirty as f64 / limit as f64;
                     prop_assert!((0.45..0.9).contains(&fill), "{fill}, {pace:?}");

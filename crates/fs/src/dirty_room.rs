@@ -132,8 +132,8 @@ impl DirtyRoom {
         if blocks > 0 {
             self.progress.fetch_add(1, Relaxed);
             inode.subvol.dirty_progress.fetch_add(1, Relaxed);
-            let is_clean = inode.owner().charged(MemoryClass::Dirty) <= 0;
-            let is_busy = self.bytes.is_half_used();
+            let is_clean = || inode.owner().charged(MemoryClass::Dirty) <= 0;
+            let is_busy = self.bytes.last_fill(inode.owner()).is_some_and(|fill| fill > 0.5);
             self.pace.note_written(inode.node.subvol, blocks, is_busy, is_clean);
         }
         if !self.bytes.is_half_used() {
@@ -256,7 +256,7 @@ impl Filesystem {
 pub(crate) async fn follow_write_back(fs: &Filesystem, subvol: &Subvol, bytes: usize) {
     let (room, owner) = (&fs.flusher.room, subvol.volume.owner());
     let Some(fill) = room.bytes.fill(fs.pool.memory(), owner) else { return };
-    let blocks = bytes.div_ceil(BLOCK_BYTES) as u64;
+    let blocks = bytes as f64 / BLOCK_BYTES as f64;
     if let Some(wait) = room.pace.wait(subvol.id(), blocks, fill) {
         Box::pin(stalled(owner, || fs.rt.now(), wait)).await;
     }

@@ -9,7 +9,23 @@ use crate::place::Slot;
 
 /// One for each class of memory.
 #[derive(Debug, Default)]
-pub(crate) struct Lists([Mutex<Vec<Slot>, of::MemoryUsers>; 8]);
+pub(crate) struct Lists([Mutex<List, of::MemoryUsers>; 8]);
+
+#[derive(Debug, Default)]
+struct List {
+    /// More than once, if owners that had the slot one after the other were on the list.
+    slots: Vec<Slot>,
+    /// How many there were when each was on the list once.
+    distinct: usize,
+}
+
+impl List {
+    fn compact(&mut self) {
+        self.slots.sort_unstable();
+        self.slots.dedup();
+        self.distinct = self.slots.len();
+    }
+}
 
 /// The lists on which an owner is: a bit for each class.
 #[derive(Debug, Default)]
@@ -39,23 +55,25 @@ impl Lists {
         // This thread sees that a reader has taken the owner out, or the reader sees the charge.
         fence(SeqCst);
         if !listed.is_on(class) && listed.enter(class) {
-            self.0[class].lock().push(slot);
+            let list = &mut *self.0[class].lock();
+            list.slots.push(slot);
+            if list.slots.len() > 2 * list.distinct + 64 {
+                list.compact();
+            }
         }
     }
 
     /// Replaces the list by those of its slots, each once, that `stay` returns.
     pub(crate) fn read<T>(&self, class: usize, stay: impl FnOnce(&[Slot]) -> (Vec<Slot>, T)) -> T {
-        let mut list = self.0[class].lock();
-        let mut slots = std::mem::take(&mut *list);
-        slots.sort();
-        slots.dedup();
-        let (left, result) = stay(&slots);
-        *list = left;
+        let list = &mut *self.0[class].lock();
+        list.compact();
+        let (left, result) = stay(&list.slots);
+        (list.distinct, list.slots) = (left.len(), left);
         result
     }
 
     #[cfg(test)]
     pub(crate) fn len(&self, class: usize) -> usize {
-        self.0[class].lock().len()
+        self.0[class].lock().slots.len()
     }
 }

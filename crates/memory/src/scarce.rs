@@ -15,7 +15,7 @@
 //!            waits only while the whole limit is used.
 //! SCARCE-P4  With [`Arm::Off`] there are no parts: all groups wait at the limit alone.
 //! SCARCE-P3  Parts are those of a moment less than a 64th of the limit ago, in bytes that came or
-//!            went. The part of a group that used nothing then is the whole limit.
+//!            went. A group that used nothing then has no part, and the whole limit is its own.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -118,17 +118,21 @@ impl Scarce {
         self.parts.note_moved(bytes);
     }
 
-    /// The share of its part that the owner uses; `None` while less than half of the limit is used.
+    /// The share of its part that the owner uses; `None` while less than half of the limit is used,
+    /// and if there are no parts.
     pub fn fill(&self, memory: &Memory, owner: &MemoryOwner) -> Option<f64> {
-        if !self.is_half_used() {
+        if !self.is_half_used() || memory.arm() == Arm::Off {
             return None;
         }
         self.parts.divide_when_due(memory);
-        let (used, whole) = match memory.arm() {
-            Arm::Off => (self.used(), self.limit()),
-            _ => (owner.charged(self.parts.class).max(0) as u64, owner.part(self.parts.class)),
-        };
-        Some(used as f64 / whole.max(1) as f64)
+        self.last_fill(owner)
+    }
+
+    /// As [`Self::fill`], of the part that it had last.
+    pub fn last_fill(&self, owner: &MemoryOwner) -> Option<f64> {
+        let used = owner.charged(self.parts.class).max(0) as f64;
+        let part = owner.part(self.parts.class).max(1) as f64;
+        self.is_half_used().then_some(used / part)
     }
 
     /// Whether the owner may use more.
@@ -183,7 +187,7 @@ impl Parts {
         let mut divided = self.divided.lock();
         let slots: Vec<Slot> = by_slot.keys().copied().collect();
         for slot in std::mem::replace(&mut *divided, slots) {
-            by_slot.entry(slot).or_insert(limit);
+            by_slot.entry(slot).or_insert(u64::MAX);
         }
         let slots: Vec<Slot> = by_slot.keys().copied().collect();
         let owners = memory.owners_at(&slots);

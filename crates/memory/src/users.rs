@@ -8,10 +8,11 @@
 //!
 //! USERS-U1  An owner with some of a class is on its list, or is being entered by the thread that
 //!           charges it.
-//! USERS-U2  An owner is on a list once. A list is as long as there are owners with some of the
-//!           class, and those that had some since its last reading.
+//! USERS-U2  An owner is on a list once, a slot more than once only if it had several owners. A list
+//!           is at most twice as long as the most owners that there were at once.
 //!
-//! A charge that begins at nothing costs a load, and a lock if the owner is not on the list.
+//! A charge that begins at nothing costs a reference to the lists, a fence and a load, and a lock if
+//! the owner is not on the list.
 
 use crate::owner::{Memory, MemoryClass, MemoryOwner};
 
@@ -75,12 +76,12 @@ mod tests {
     #[test]
     fn a_list_does_not_grow_with_charges_that_end() {
         let memory = Memory::default();
-        for _ in 0..100 {
-            let owner = memory.add_owner();
-            (0..100).for_each(|_| drop(owner.charge(CLASS, 1)));
-        }
         let listed = || memory.lists().len(CLASS as usize);
-        assert_eq!(listed(), 100, "USERS-U2");
+        for _ in 0..1000 {
+            let owner = memory.add_owner();
+            (0..10).for_each(|_| drop(owner.charge(CLASS, 1)));
+            assert!(listed() <= 66, "USERS-U2");
+        }
         memory.users(CLASS);
         assert_eq!(listed(), 0);
     }

@@ -72,6 +72,7 @@ mod plan;
 mod pool;
 mod protection;
 mod replay_limit;
+mod requests;
 mod round;
 mod sabotage;
 mod stock;

@@ -20,6 +20,7 @@
 //!
 //! A map that cannot be read is `maps`' subject.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -124,8 +125,16 @@ fn give_up(pool: &Arc<Pool>, id: MetaslabId, error: &str) {
 /// Loads maps until the loaded ones have room for a reservation, no other has free blocks, or the
 /// pool is stopped. They stay until the result is dropped, so the caller reserves before.
 pub(crate) async fn load_for(pool: &Arc<Pool>, wanted: Wanted, tier: Tier) -> Option<Loading> {
+    if !pool.space.wants_map(wanted, tier) {
+        return None;
+    }
+    // In a box, so that a request that waits for no map has a small future.
+    Some(Box::pin(load_while_wanted(pool, wanted, tier)).await)
+}
+
+async fn load_while_wanted(pool: &Arc<Pool>, wanted: Wanted, tier: Tier) -> Loading {
     let wants_map = || pool.space.wants_map(wanted, tier);
-    let loading = wants_map().then(|| pool.space.begin_loads(wanted.blocks))?;
+    let loading = pool.space.begin_loads(wanted.blocks);
     while wants_map() && pool.check_writable().is_ok() {
         let _turn = pool.nodes.loads.turn.lock().await;
         let Some(best) = pool.space.best_cold() else { break };
@@ -133,7 +142,7 @@ pub(crate) async fn load_for(pool: &Arc<Pool>, wanted: Wanted, tier: Tier) -> Op
             load_in_turn(pool, best).await;
         }
     }
-    Some(loading)
+    loading
 }
 
 /// Whether there is room for so many blocks in the pool as a whole (LOADS-M3). Reserves nothing,
@@ -162,10 +171,13 @@ pub(crate) async fn fill_stock(pool: &Arc<Pool>) {
     if pool.sabotaged(Sabotage::GrantUnloaded) {
         return;
     }
-    while pool.space.next_for_stock(limit).is_some() {
+    let mut seen = BTreeSet::new();
+    while pool.check_writable().is_ok() && pool.space.next_for_stock(limit).is_some() {
         let _turn = pool.nodes.loads.turn.lock().await;
-        // LOADS-M4
-        let Some(best) = pool.space.next_for_stock(limit) else { break };
+        // LOADS-M4: a map that was evicted for a better one does not come back.
+        let Some(best) = pool.space.next_for_stock(limit).filter(|id| seen.insert(*id)) else {
+            break;
+        };
         load_in_turn(pool, best).await;
     }
 }

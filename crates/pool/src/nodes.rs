@@ -20,6 +20,7 @@ use crate::clean::CleanData;
 use crate::copies::{Copies, fragmented, named_by};
 use crate::fragments::Pieces;
 use crate::loads::Loads;
+use crate::requests::Requests;
 use crate::verified::{Condition, Reader};
 use crate::{Pool, PoolError};
 
@@ -43,6 +44,7 @@ pub(crate) struct NodeStore {
     /// The pieces of fragmented maps in use (FRAGMENT-P1).
     maps: Mutex<Pieces, of::MapPieces>,
     pub(crate) loads: Loads,
+    ahead: Requests,
     /// Drawn at each mount: decides which copy is read first.
     turn: u64,
 }
@@ -67,6 +69,7 @@ impl NodeStore {
             balance,
             maps: Mutex::default(),
             loads: Loads::default(),
+            ahead: Requests::default(),
             turn,
         }
     }
@@ -79,6 +82,11 @@ impl NodeStore {
     /// Bytes of nodes that the cache has room for.
     pub(crate) fn cache_room(&self) -> usize {
         self.cache.bytes_max()
+    }
+
+    /// The requests that may be under way for nodes that are read ahead.
+    pub(crate) fn ahead(&self) -> &Requests {
+        &self.ahead
     }
 
     /// Keeps a node for `owner`; none: it is shared.
@@ -228,6 +236,10 @@ impl NodeSource for NodeStore {
         self.cache.get(ptr)
     }
 
+    fn has(&self, ptr: &NodePtr) -> bool {
+        self.cache.has(ptr)
+    }
+
     fn read(&self, ptr: NodePtr, why: Purpose) -> NodeFuture<'_, Arc<Node>> {
         Box::pin(self.read_for(ptr, why, None))
     }
@@ -242,6 +254,10 @@ pub(crate) struct NodesOf<'a> {
 impl NodeSource for NodesOf<'_> {
     fn cached(&self, ptr: &NodePtr) -> Option<Arc<Node>> {
         self.nodes.cached(ptr)
+    }
+
+    fn has(&self, ptr: &NodePtr) -> bool {
+        self.nodes.has(ptr)
     }
 
     fn read(&self, ptr: NodePtr, why: Purpose) -> NodeFuture<'_, Arc<Node>> {

@@ -100,6 +100,12 @@ impl NodeCache {
         self.shard(&name).lock().get(&name)
     }
 
+    /// Whether it is here; that is no use of it.
+    pub fn has(&self, ptr: &NodePtr) -> bool {
+        let name = name_of(ptr);
+        self.shard(&name).lock().nodes.contains(&name)
+    }
+
     /// Keeps `node`, which `ptr` refers to and `owner` pays for. Returns the bytes that were
     /// evicted for it: a measure for how short of room the cache is.
     pub fn insert(&self, ptr: &NodePtr, node: Arc<Node>, owner: &MemoryOwner) -> usize {

@@ -21,6 +21,11 @@ pub trait NodeSource: Send + Sync {
     /// The node, if it needs no waiting.
     fn cached(&self, ptr: &NodePtr) -> Option<Arc<Node>>;
 
+    /// Whether the node needs no waiting, without a use of it.
+    fn has(&self, ptr: &NodePtr) -> bool {
+        self.cached(ptr).is_some()
+    }
+
     /// Reads and verifies the node from any good copy. `why`: the purpose that counts the read.
     fn read(&self, ptr: NodePtr, why: Purpose) -> NodeFuture<'_, Arc<Node>>;
 }

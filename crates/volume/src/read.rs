@@ -87,7 +87,7 @@ impl Volumes {
 
 /// Reads the nodes that look-ups of these keys among a subvolume's files would wait for
 /// ([`copyhold_pool::read_together`]).
-pub async fn read_together(volumes: &Volumes, subvol: &Subvol, keys: &[Key]) -> bool {
+pub async fn read_together(volumes: &Volumes, subvol: &Subvol, keys: &[Key], most: usize) -> bool {
     let (files, _) = subvol.place().await;
-    copyhold_pool::read_together(&volumes.pool, subvol.owner(), files, keys).await
+    copyhold_pool::read_together(&volumes.pool, subvol.owner(), files, keys, most).await
 }

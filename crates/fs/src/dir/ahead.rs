@@ -10,10 +10,10 @@
 //! Cost.     Where all buckets and inodes are in memory, one look into the cache of inodes for
 //!           each entry with attributes.
 //!
-//! INOAHEAD-W1  A window has at most as many entries as the listing has shown by then, which its
-//!              place among the hashes tells; for inodes, [`INODES_MIN`] to [`INODES_MAX`]; for the
-//!              directory's leaves, none to [`ENTRIES_MAX`]. So a listing that ends early has read
-//!              little in vain, and a small directory is read as without windows.
+//! INOAHEAD-W1  A window has at most as many entries as come before it, which its place among the
+//!              hashes tells; for inodes, [`INODES_MIN`] to [`INODES_MAX`]; for the directory's
+//!              leaves, none to [`ENTRIES_MAX`], and [`LEAVES_MAX`] leaves. So a listing that ends
+//!              early has read little in vain, and a small directory is read as without windows.
 //! INOAHEAD-W2  The reads belong to the call: they end with it, or when it is dropped.
 //! INOAHEAD-W3  If memory is scarce (AHEAD-A1, AHEAD-A2), or a node is not kept or not readable,
 //!              the call reads nothing more ahead. The look-up of the item returns the error.
@@ -32,8 +32,9 @@ use crate::{Filesystem, NodeId, Result};
 /// than the leaves for which a cache of usual size has room.
 const INODES_MIN: u64 = 16;
 const INODES_MAX: u64 = 256;
-/// Entries whose leaves of the directory are read at once: some ten leaves.
+/// Entries whose leaves of the directory are read at once: some ten leaves, if names are short.
 const ENTRIES_MAX: u64 = 16 << 10;
+const LEAVES_MAX: usize = 16;
 /// A leaf has more entries than that, unless their names are very long.
 const ENTRIES_APART: u64 = 128;
 /// Hashes are below.
@@ -79,7 +80,8 @@ impl<'a> Ahead<'a> {
         let apart = (HASHES / u128::from(self.entries)) as u64 * ENTRIES_APART;
         let offsets = (0..window / ENTRIES_APART).map(|n| from.saturating_add(n * apart));
         let ino = self.dir.node.ino.0;
-        self.read(offsets.map(|offset| Key::new(ino, DIRENT, offset)).collect()).await;
+        let keys = offsets.map(|offset| Key::new(ino, DIRENT, offset)).collect();
+        self.read(keys, LEAVES_MAX).await;
     }
 
     /// Whether a window of inodes begins with the entry `at`, which leads to `node`.
@@ -98,12 +100,12 @@ impl<'a> Ahead<'a> {
                 keys.push(item::inode_key(node.ino));
             }
         }
-        keys.sort_unstable();
-        self.read(keys).await;
+        self.read(keys, INODES_MAX as usize).await;
     }
 
-    async fn read(&mut self, keys: Vec<Key>) {
-        self.ended = !read_together(&self.fs.volumes, &self.dir.subvol.volume, &keys).await;
+    async fn read(&mut self, keys: Vec<Key>, most: usize) {
+        let volume = &self.dir.subvol.volume;
+        self.ended = !read_together(&self.fs.volumes, volume, &keys, most).await;
     }
 
     /// About how many entries come before this place.

@@ -191,6 +191,7 @@ impl Filesystem {
         before_change(self, inode.subvol.volume.owner()).await?;
         if !flags.accepted {
             follow_write_back(self, &inode.subvol, len).await;
+            self.pool_runs()?;
         }
         self.wait_for_room(&inode.subvol).await?;
         if self.overwrite(inode, offset, input, flags).await {

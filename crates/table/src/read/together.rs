@@ -9,6 +9,7 @@
 //! TOGETHER-G1  A call reads a node once, and only if the look-up of one of its keys would read it.
 //! TOGETHER-G2  At most [`ReadBounds::at_once`] reads are under way, and at most
 //!              [`ReadBounds::nodes`] nodes are read in all.
+//!              Keys that come first have the first nodes.
 //! TOGETHER-G3  A round with a node that cannot be read, or that the cache does not keep, is the
 //!              last one: the look-ups would read such nodes a second time.
 
@@ -75,7 +76,8 @@ fn next_round(
         if seen.len() < most && seen.insert(ptr) {
             round.entry(why).or_default().insert(ptr);
         }
-        true
+        // Behind a leaf of the base nothing is missing; to look there again would be a use of it.
+        why != Purpose::Leaf
     });
     round
 }
@@ -90,7 +92,7 @@ async fn read_and_keep(
     let mut reads = ReadAhead::new(nodes, why, at_once, ptrs.into_iter());
     let mut kept = true;
     while let Some((ptr, read)) = reads.next().await {
-        kept &= read.is_ok() && nodes.cached(&ptr).is_some();
+        kept &= read.is_ok() && nodes.has(&ptr);
     }
     kept
 }
