@@ -43,7 +43,12 @@ impl Pool {
         tier: Tier,
     ) -> Result<Reservation, PoolError> {
         self.check_writable()?;
-        Request { pool: self, wanted: wanted.into(), tier: self.tier(tier) }.serve().await
+        let request = Request { pool: self, wanted: wanted.into(), tier: self.tier(tier) };
+        match request.at_once() {
+            Some(reservation) => Ok(reservation),
+            // In a box, so that a request that does not wait is small.
+            None => Box::pin(request.serve()).await,
+        }
     }
 }
 
@@ -68,6 +73,13 @@ impl Request<'_> {
             self.hasten_frees().await?;
         }
         self.wait().await
+    }
+
+    /// The reservation, if it needs no wait.
+    fn at_once(&self) -> Option<Reservation> {
+        let may_wait = self.pool.sabotaged(Sabotage::GrantUnloaded)
+            || self.pool.space.wants_map(self.wanted, self.tier);
+        if may_wait { None } else { self.attempt().ok() }
     }
 
     async fn load_and_attempt(&self) -> Result<Reservation, NoSpace> {

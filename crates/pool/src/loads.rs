@@ -125,16 +125,8 @@ fn give_up(pool: &Arc<Pool>, id: MetaslabId, error: &str) {
 /// Loads maps until the loaded ones have room for a reservation, no other has free blocks, or the
 /// pool is stopped. They stay until the result is dropped, so the caller reserves before.
 pub(crate) async fn load_for(pool: &Arc<Pool>, wanted: Wanted, tier: Tier) -> Option<Loading> {
-    if !pool.space.wants_map(wanted, tier) {
-        return None;
-    }
-    // In a box, so that a request that waits for no map has a small future.
-    Some(Box::pin(load_while_wanted(pool, wanted, tier)).await)
-}
-
-async fn load_while_wanted(pool: &Arc<Pool>, wanted: Wanted, tier: Tier) -> Loading {
     let wants_map = || pool.space.wants_map(wanted, tier);
-    let loading = pool.space.begin_loads(wanted.blocks);
+    let loading = wants_map().then(|| pool.space.begin_loads(wanted.blocks))?;
     while wants_map() && pool.check_writable().is_ok() {
         let _turn = pool.nodes.loads.turn.lock().await;
         let Some(best) = pool.space.best_cold() else { break };
@@ -142,7 +134,7 @@ async fn load_while_wanted(pool: &Arc<Pool>, wanted: Wanted, tier: Tier) -> Load
             load_in_turn(pool, best).await;
         }
     }
-    loading
+    Some(loading)
 }
 
 /// Whether there is room for so many blocks in the pool as a whole (LOADS-M3). Reserves nothing,
