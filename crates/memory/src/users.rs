@@ -8,11 +8,11 @@
 //!
 //! USERS-U1  An owner with some of a class is on its list, or is being entered by the thread that
 //!           charges it.
-//! USERS-U2  An owner is on a list once, a slot more than once only if it had several owners. A list
-//!           is at most twice as long as the most owners that there were at once.
+//! USERS-U2  An owner is on a list once, a slot more than once only if it had several owners. A
+//!           list is at most twice as long as the most owners that there were at once.
 //!
-//! A charge that begins at nothing costs a reference to the lists, a fence and a load, and a lock if
-//! the owner is not on the list.
+//! A charge that begins at nothing costs a reference to the lists, a fence and a load, and a lock
+//! if the owner is not on the list.
 
 use crate::owner::{Memory, MemoryClass, MemoryOwner};
 

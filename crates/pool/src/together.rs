@@ -24,8 +24,8 @@ use crate::Pool;
 const PART_OF_CACHE: usize = 8;
 
 /// Reads the nodes that look-ups of these keys would wait for, at most `most`, many at a time, for
-/// a tenant; of the first keys first. Returns false if there is no room for them, or if the cache did not keep them all: more calls
-/// would be in vain.
+/// a tenant; of the first keys first. Returns false if there is no room for them, or if the cache
+/// did not keep them all: more calls would be in vain.
 pub async fn read_together(
     pool: &Pool,
     tenant: &MemoryOwner,
