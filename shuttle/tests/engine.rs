@@ -135,7 +135,8 @@ fn snapshots_beside_flushes_leave_a_sound_pool() {
 fn an_order_of_the_log_that_is_not_that_of_memory_is_noticed() {
     let broken = || {
         let rule = Some(Sabotage::JoinFirst);
-        explore(Order::Random, 1, times(4000), move |rt| history(rt, rule));
+        explore(Order::Priorities, 2, times(4000), move |rt| history(rt, rule));
+        explore(Order::Random, 1, times(8000), move |rt| history(rt, rule));
     };
     assert!(catch_unwind(AssertUnwindSafe(broken)).is_err(), "nobody noticed");
 }
