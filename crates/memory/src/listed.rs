@@ -7,9 +7,9 @@ use copyhold_sync::{Mutex, of};
 
 use crate::place::Slot;
 
-/// One for each class of memory.
+/// One for each class of memory: as many as [`Listed`] has bits.
 #[derive(Debug, Default)]
-pub(crate) struct Lists([Mutex<List, of::MemoryUsers>; 8]);
+pub(crate) struct Lists([Mutex<List, of::MemoryUsers>; u8::BITS as usize]);
 
 #[derive(Debug, Default)]
 struct List {

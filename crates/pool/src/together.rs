@@ -1,8 +1,7 @@
 //! How much of a table is read ahead of the look-ups that need it.
 //!
 //! Problem.  Nodes that are read ahead, and evicted before they are used, are read twice, and they
-//!           have evicted others.
-//!           And a tenant that lists with many threads would fill the device's queue.
+//!           have evicted others. A tenant that lists with many threads fills the device's queue.
 //! Idea.     Few at a time, measured by the room of the cache, and none for a group that has no
 //!           memory to spare. All calls share a few requests at the device; a call that finds none
 //!           left reads nothing ahead, and its look-ups read one node at a time, as without it.

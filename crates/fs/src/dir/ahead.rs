@@ -1,4 +1,4 @@
-//! What a listing of a large directory needs next, read ahead.
+//! Leaves that the next entries of a listing need are read ahead.
 //!
 //! Problem.  Entries come in the order of hashes, so that their inodes lie anywhere in the table:
 //!           a cold `ls -l` waits for a leaf of inodes once for nearly each entry, and for each
@@ -40,7 +40,7 @@ const ENTRIES_APART: u64 = 128;
 /// Hashes are below.
 const HASHES: u128 = 1 << 63;
 
-/// What one call of a listing reads ahead.
+/// The windows of one call of a listing.
 pub(super) struct Ahead<'a> {
     fs: &'a Filesystem,
     dir: &'a Inode,

@@ -180,7 +180,7 @@ fn a_listing_of_few_entries_reads_few_leaves() {
     });
 }
 
-/// AHEAD-A1, AHEAD-A2.
+/// AHEAD-A2.
 #[test]
 fn a_listing_reads_nothing_ahead_while_memory_is_scarce() {
     let world = pool_of(13, SMALL);
