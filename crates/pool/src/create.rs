@@ -22,10 +22,17 @@ const BLOCKS_MIN: u64 = 2048;
 /// Room for the largest transaction when users have filled their half, with the skip at the end of
 /// the ring, and for flushes (LOGROOM-A3).
 const LOG_BYTES_MIN: u64 = 512 << 10;
-const LOG_BYTES_MAX: u64 = 64 << 20;
+const LOG_BYTES_LEAST: u64 = 4 << 20;
 /// One copy of the ring takes this share of the device (P9): each fsync takes a block of it, and
 /// the fewer there are, the sooner tables must be flushed for a few edits.
 const LOG_SHARE: u64 = 64;
+/// From this size on the ring grows more slowly: the more metaslabs and partitions there are, the
+/// more edits must gather for one write to settle many.
+const LOG_BYTES_SLOW: u64 = 64 << 20;
+const LOG_SHARE_SLOW: u64 = 16 << 10;
+/// In half of it as many small edits have room as a recovery may replay, so that a larger ring
+/// would not be filled; and recovery keeps the records in memory.
+const LOG_BYTES_MAX: u64 = 128 << 20;
 const NODE_BYTES: u32 = 32 << 10;
 const PARTITION_LEAVES: u32 = 256;
 /// Metaslabs of a device: about this many, within these sizes (log-spacemap.md, 2.1).
@@ -92,11 +99,8 @@ fn layout(name: String, has: u64, options: &CreateOptions) -> Result<Label, Pool
     }
     assert!(options.name.len() <= NAME_MAX, "names are checked where they are given");
     let bytes = blocks * BLOCK_BYTES as u64;
-    let log_bytes = options
-        .log_bytes
-        .unwrap_or((bytes / LOG_SHARE).clamp(4 << 20, LOG_BYTES_MAX))
-        .min(bytes / 16)
-        .max(LOG_BYTES_MIN);
+    let log_bytes =
+        options.log_bytes.unwrap_or(log_bytes_by_size(bytes)).min(bytes / 16).max(LOG_BYTES_MIN);
     let log_blocks = log_bytes / BLOCK_BYTES as u64;
     let metaslab = (blocks / METASLABS).next_power_of_two();
     let label = Label {
@@ -123,6 +127,12 @@ fn layout(name: String, has: u64, options: &CreateOptions) -> Result<Label, Pool
     };
     label.check().map_err(PoolError::Layout)?;
     Ok(label)
+}
+
+/// Bytes of one copy of the ring, for a pool of so many bytes.
+fn log_bytes_by_size(bytes: u64) -> u64 {
+    let small = (bytes / LOG_SHARE).clamp(LOG_BYTES_LEAST, LOG_BYTES_SLOW);
+    small.max(bytes / LOG_SHARE_SLOW).min(LOG_BYTES_MAX)
 }
 
 /// A version 4 UUID from the runtime's randomness.
@@ -163,4 +173,18 @@ async fn write_zeros(device: &DynDevice, start: u64, blocks: u64) -> Result<(), 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_grows_with_the_pool_up_to_a_limit() {
+        const MIB: u64 = 1 << 20;
+        let log = |gib: u64| log_bytes_by_size(gib << 30) / MIB;
+        assert_eq!(log_bytes_by_size(64 * MIB), 4 * MIB);
+        assert_eq!([1, 2, 4, 100, 1024].map(log), [16, 32, 64, 64, 64]);
+        assert_eq!([1536, 2048, 10 << 10, 100 << 10].map(log), [96, 128, 128, 128]);
+    }
 }
