@@ -1,4 +1,5 @@
-//! Space maps: each copy, that it is the map of its metaslab, and that the descriptor agrees.
+//! Space maps: each copy of the base and of its deltas, that they are the map of their metaslab,
+//! and that the descriptor agrees.
 //!
 //! The allocated blocks of a map are compared with the references elsewhere (`reach`), together
 //! with the edits of the log that the map does not have yet.
@@ -6,7 +7,7 @@
 use copyhold_format::space_map::{Descriptor, METASLAB, SpaceMap};
 use copyhold_pool::Pool;
 use copyhold_space::MetaslabId;
-use copyhold_types::{Key, NodePtr, Purpose};
+use copyhold_types::{Buf, Key, NodePtr, Purpose};
 
 use crate::checker::Checker;
 use crate::copies::Copies;
@@ -47,38 +48,46 @@ fn parse(checker: &mut Checker, key: Key, value: &[u8]) -> Option<(MetaslabId, D
     }
 }
 
-/// Checks one map; the allocated runs of the map itself, a pointer to each.
+/// Checks one map with its deltas; the allocated runs of the map itself, a pointer to each.
 async fn check_map(checker: &mut Checker, id: MetaslabId, descriptor: Descriptor) -> Vec<NodePtr> {
-    let Some(ptr) = descriptor.map else {
-        if descriptor.is_lost {
-            let why = "an older program has recorded it as lost".to_owned();
-            checker.report.add(Problem::Map { metaslab: id, why });
-        }
-        return Vec::new();
-    };
-    let copies = Copies::read(checker.pool.device(), ptr, Purpose::Map).await;
-    checker.report.verified.map_copies += copies.count;
-    let Some(buf) = &copies.good else {
-        checker.reach.set_unknown(checker.blocks_of(id));
-        checker.report.add(Problem::Map { metaslab: id, why: copies.complaints() });
-        return copies.pieces;
-    };
-    for (run, why) in &copies.bad {
-        checker.report.add(Problem::MapCopy { metaslab: id, run: *run, why: why.clone() });
+    if descriptor.is_lost {
+        let why = "an older program has recorded it as lost".to_owned();
+        checker.report.add(Problem::Map { metaslab: id, why });
     }
-    if let Some(why) = wrong(checker, id, &descriptor, buf) {
+    let (mut parts, mut pieces) = (Vec::new(), Vec::new());
+    for ptr in descriptor.parts() {
+        let copies = Copies::read(checker.pool.device(), ptr, Purpose::Map).await;
+        checker.report.verified.map_copies += copies.count;
+        match &copies.good {
+            Some(buf) => {
+                for (run, why) in &copies.bad {
+                    let (run, why) = (*run, why.clone());
+                    checker.report.add(Problem::MapCopy { metaslab: id, run, why });
+                }
+                parts.push(buf.clone());
+            }
+            None => {
+                checker.reach.set_unknown(checker.blocks_of(id));
+                checker.report.add(Problem::Map { metaslab: id, why: copies.complaints() });
+            }
+        }
+        pieces.extend(copies.pieces);
+    }
+    let is_whole = parts.len() == descriptor.parts().count();
+    if let Some(why) = wrong(checker, id, &descriptor, &parts).filter(|_| is_whole) {
         checker.report.add(Problem::MapContent { metaslab: id, why });
     }
-    copies.pieces
+    pieces
 }
 
 fn wrong(
     checker: &Checker,
     id: MetaslabId,
     descriptor: &Descriptor,
-    bytes: &[u8],
+    parts: &[Buf],
 ) -> Option<String> {
-    let map = match SpaceMap::parse(bytes) {
+    let (base, deltas) = parts.split_first()?;
+    let map = match SpaceMap::parse_parts(base, deltas) {
         Ok(map) => map,
         Err(error) => return Some(error.to_string()),
     };

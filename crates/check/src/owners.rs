@@ -80,8 +80,8 @@ async fn maps(checker: &mut Checker, wanted: &mut Wanted) {
                 continue;
             };
             let owner = Owner::Map(MetaslabId { device, index });
-            if let Some(map) = found.map {
-                let pieces = checker.pieces_of(map).await;
+            for part in found.parts() {
+                let pieces = checker.pieces_of(part).await;
                 pieces.iter().flat_map(NodePtr::runs).for_each(|run| wanted.refer(run, owner));
             }
         }

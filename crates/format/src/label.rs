@@ -58,6 +58,8 @@ impl Features {
     /// ([`Label::namespace`]). A program that does not know it would use the device without, or
     /// another one.
     pub const PROTECTED: u64 = 1 << 2;
+    /// Incompat: space maps may have deltas. A program that may write sets it before it writes.
+    pub const MAP_DELTAS: u64 = 1 << 3;
     /// Ro-compat: groups may have limits of memory. A program that does not know their records
     /// would leave those of subvolumes that it deletes. It is set before the first record.
     pub const MEMORY_LIMITS: u64 = 1 << 0;
@@ -65,7 +67,10 @@ impl Features {
     pub const KNOWN: Features = Features {
         compat: Features::PREALLOCATED,
         ro_compat: Features::MEMORY_LIMITS,
-        incompat: Features::FRAGMENTS | Features::CHECKSUM_MODES | Features::PROTECTED,
+        incompat: Features::FRAGMENTS
+            | Features::CHECKSUM_MODES
+            | Features::PROTECTED
+            | Features::MAP_DELTAS,
     };
 
     pub fn preallocated(&self) -> bool {
@@ -83,7 +88,8 @@ impl Features {
 
     /// With the features that this program may use as soon as it writes.
     pub fn in_use(self) -> Features {
-        Features { incompat: self.incompat | Features::FRAGMENTS, ..self }
+        let incompat = self.incompat | Features::FRAGMENTS | Features::MAP_DELTAS;
+        Features { incompat, ..self }
     }
 
     /// Whether a pool with these features may be written by this program.

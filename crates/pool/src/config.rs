@@ -104,6 +104,8 @@ pub struct Limits {
     pub maps_bytes: u64,
     /// The longest run of blocks that is allocated, for simulations of fragmented space.
     pub run_max: Option<u32>,
+    /// Deltas of maps are written also where a whole map is as small, for simulations.
+    pub prefer_deltas: bool,
     /// Data that one txg may introduce before a flush goes between it and the batch.
     pub tail_verify_bytes: u64,
     /// Edits of one transaction that hands a table over to those that lie over it; as many more as
@@ -180,6 +182,7 @@ impl Default for Limits {
             clean_data_bytes: 0,
             maps_bytes: 64 << 20,
             run_max: None,
+            prefer_deltas: false,
             tail_verify_bytes: 64 << 20,
             handover_edits: crate::Transaction::MAX_EDITS,
             carried_runs: crate::Transaction::MAX_EDITS / 2,

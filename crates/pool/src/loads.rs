@@ -15,8 +15,10 @@
 //! LOADS-M3  A pool is full only by the figures of all its metaslabs, whether loaded or not.
 //! LOADS-M4  An idle pool comes to rest: a map that is not needed at once is loaded only if it fits
 //!           into the limit, so it is not evicted again.
-//! LOADS-M5  Beyond the limit of memory a round loads few maps to write them: none can be evicted
-//!           before the round ends. The other metaslabs wait for the next round.
+//! LOADS-M5  Beyond the limit of memory a round loads few maps to write them whole: none can be
+//!           evicted before the round ends. The other metaslabs wait for the next round.
+//! LOADS-M6  A round may add a delta to a map that is being read (STORED-D4). Then the map is read
+//!           again.
 //!
 //! A map that cannot be read is `maps`' subject.
 
@@ -25,10 +27,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use copyhold_format::FormatError;
 use copyhold_format::space_map::SpaceMap;
 use copyhold_runtime::{FifoMutex, Rt};
-use copyhold_space::{Loading, MapView, MetaslabId, Tier, Wanted};
-use copyhold_types::NodePtr;
+use copyhold_space::{Loading, MapView, MetaslabId, StoredMap, Tier, Wanted};
+use copyhold_types::{BLOCK_BYTES, Buf, NodePtr};
 
 use crate::{Pool, PoolError, Sabotage};
 
@@ -45,6 +48,19 @@ pub(crate) struct Loads {
     count: AtomicU64,
     /// A task reads again the maps that could not be read.
     pub(crate) retrying: AtomicBool,
+    wholes: AtomicU64,
+    deltas: AtomicU64,
+    written: AtomicU64,
+}
+
+impl Loads {
+    /// A flush has written a map or a delta.
+    pub(crate) fn note_written(&self, is_delta: bool, ptr: &NodePtr) {
+        let count = if is_delta { &self.deltas } else { &self.wholes };
+        count.fetch_add(1, Relaxed);
+        let bytes = ptr.runs().count() as u64 * u64::from(ptr.blocks) * BLOCK_BYTES as u64;
+        self.written.fetch_add(bytes, Relaxed);
+    }
 }
 
 /// The space maps of an open pool.
@@ -56,6 +72,10 @@ pub struct MapUse {
     pub loaded: u64,
     /// Maps that were loaded since the pool was opened.
     pub loads: u64,
+    /// Maps that were written whole since then, deltas of maps, and the bytes of all their copies.
+    pub wholes: u64,
+    pub deltas: u64,
+    pub bytes_written: u64,
 }
 
 pub fn map_use(pool: &Pool) -> MapUse {
@@ -64,6 +84,9 @@ pub fn map_use(pool: &Pool) -> MapUse {
         bytes_max: pool.limits.maps_bytes,
         loaded: pool.space.loaded_maps(),
         loads: pool.nodes.loads.count.load(Relaxed),
+        wholes: pool.nodes.loads.wholes.load(Relaxed),
+        deltas: pool.nodes.loads.deltas.load(Relaxed),
+        bytes_written: pool.nodes.loads.written.load(Relaxed),
     }
 }
 
@@ -81,11 +104,17 @@ pub(crate) async fn patiently<T, F: Future<Output = Result<T, PoolError>>>(
     read().await
 }
 
-async fn read(pool: &Pool, ptr: Option<NodePtr>) -> Result<Option<SpaceMap>, PoolError> {
-    let Some(ptr) = ptr else { return Ok(None) };
-    let bytes = patiently(&pool.rt, || pool.nodes.read_map(ptr)).await?;
-    let parsed = SpaceMap::parse(&bytes);
-    parsed.map(Some).map_err(|error| PoolError::damaged(format!("{ptr:?}"), error))
+async fn read(pool: &Pool, map: Option<&StoredMap>) -> Result<Option<SpaceMap>, PoolError> {
+    let Some(map) = map else { return Ok(None) };
+    let parts = patiently(&pool.rt, || pool.nodes.read_map(map)).await?;
+    let parsed = parse(&parts);
+    parsed.map(Some).map_err(|error| PoolError::damaged(format!("{map:?}"), error))
+}
+
+/// The map of these parts, as [`crate::nodes::NodeStore::read_map`] reads them.
+pub(crate) fn parse(parts: &[Buf]) -> Result<SpaceMap, FormatError> {
+    let (base, deltas) = parts.split_first().expect("a map has a base");
+    SpaceMap::parse_parts(base, deltas)
 }
 
 /// Loads the map of a metaslab, if it is cold. If it cannot be read, the metaslab is set aside.
@@ -98,19 +127,22 @@ pub(crate) async fn load(pool: &Arc<Pool>, id: MetaslabId) {
 }
 
 async fn load_in_turn(pool: &Arc<Pool>, id: MetaslabId) {
-    let Some(ptr) = pool.space.cold_map(id) else { return };
-    if pool.sabotaged(Sabotage::ForgetNotedFrees) {
-        pool.space.forget_noted_frees(id);
-    }
-    let loaded = match read(pool, ptr).await {
-        Ok(map) => pool.space.load(id, map.as_ref()).map_err(|error| error.to_string()),
-        Err(error) => Err(error.to_string()),
-    };
-    match loaded {
-        Ok(_) => {
-            pool.nodes.loads.count.fetch_add(1, Relaxed);
+    while let Some(stored) = pool.space.cold_map(id) {
+        if pool.sabotaged(Sabotage::ForgetNotedFrees) {
+            pool.space.forget_noted_frees(id);
         }
-        Err(error) => give_up(pool, id, &error),
+        let loaded = match read(pool, stored.as_ref()).await {
+            Ok(map) => pool.space.load(id, map.as_ref()).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        match loaded {
+            Ok(_) => {
+                pool.nodes.loads.count.fetch_add(1, Relaxed);
+                return;
+            }
+            Err(_) if pool.space.cold_map(id) != Some(stored) => {} // LOADS-M6
+            Err(error) => give_up(pool, id, &error),
+        }
     }
 }
 
@@ -174,14 +206,16 @@ pub(crate) async fn fill_stock(pool: &Arc<Pool>) {
     }
 }
 
-/// The maps that one round loads to write them (LOADS-M5).
+/// The maps that one round loads to write them whole (LOADS-M5).
 #[derive(Debug, Default)]
 pub(crate) struct LoadsOfRound(usize);
 
 impl LoadsOfRound {
-    /// Whether the round may take a metaslab; any whose map is loaded or set aside.
+    /// Whether the round may take a metaslab; any whose map is loaded or set aside, or that a delta
+    /// is enough for.
     pub(crate) fn admit(&mut self, pool: &Pool, id: MetaslabId) -> bool {
-        if pool.space.cold_map(id).is_none() {
+        let closed = pool.open_txg().prev();
+        if closed.is_none_or(|closed| !pool.space.needs_load(id, closed)) {
             return true;
         }
         let admits = self.0 < LOADS_PER_ROUND || pool.space.fits(id, pool.limits.maps_bytes);
@@ -193,17 +227,18 @@ impl LoadsOfRound {
 /// The allocated and free runs of a metaslab; its map is read if it is cold, and stays so. If it
 /// cannot be read, the metaslab is set aside, and has none.
 pub async fn metaslab_view(pool: &Arc<Pool>, id: MetaslabId) -> MapView {
-    // While it is not loaded, no round replaces the map.
+    // While it is not loaded, no round frees a part of the map.
     let _turn = pool.nodes.loads.turn.lock().await;
-    let viewed = match pool.space.cold_map(id) {
-        None => Ok(pool.space.view(id)),
-        Some(ptr) => match read(pool, ptr).await {
+    while let Some(stored) = pool.space.cold_map(id) {
+        let viewed = match read(pool, stored.as_ref()).await {
             Ok(map) => pool.space.view_with(id, map.as_ref()).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
-        },
-    };
-    viewed.unwrap_or_else(|error| {
-        give_up(pool, id, &error);
-        MapView::default()
-    })
+        };
+        match viewed {
+            Ok(view) => return view,
+            Err(_) if pool.space.cold_map(id) != Some(stored) => {} // LOADS-M6
+            Err(error) => give_up(pool, id, &error),
+        }
+    }
+    pool.space.view(id)
 }

@@ -12,7 +12,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use copyhold_format::space_map::SpaceMap;
 use copyhold_runtime::Rt;
 use copyhold_space::MetaslabId;
 use copyhold_types::Run;
@@ -20,7 +19,7 @@ use copyhold_types::Run;
 use crate::admission::record_blocks;
 use crate::round::Round;
 use crate::units::{Aim, Unit};
-use crate::{Pool, PoolError, Sabotage};
+use crate::{Pool, PoolError, Sabotage, loads};
 
 /// Time from one read of the missing maps to the next, at first.
 const RETRY: Duration = Duration::from_secs(1);
@@ -95,17 +94,15 @@ impl Pool {
     async fn retry_map(&self, id: MetaslabId) {
         // A map is not freed while its metaslab is set aside, so the read needs no pin, which a
         // slow device would hold for long.
-        let Some((ptr, _)) = self.space.missing_map(id) else { return };
-        let supplied = match self.nodes.read_map(ptr).await {
+        let Some((stored, _)) = self.space.missing_map(id) else { return };
+        let supplied = match self.nodes.read_map(&stored).await {
             _ if self.sabotaged(Sabotage::QuarantineOnError) => {
                 let all = self.space.usable_runs(id);
                 self.space.supply_runs(id, all, self.open_txg()).map_err(|e| e.to_string())
             }
-            Ok(bytes) => {
-                SpaceMap::parse(&bytes).map_err(|error| error.to_string()).and_then(|map| {
-                    self.space.supply(id, &map, self.open_txg()).map_err(|error| error.to_string())
-                })
-            }
+            Ok(parts) => loads::parse(&parts).map_err(|error| error.to_string()).and_then(|map| {
+                self.space.supply(id, &map, self.open_txg()).map_err(|error| error.to_string())
+            }),
             Err(error) => Err(error.to_string()),
         };
         match supplied {

@@ -11,9 +11,11 @@ use std::sync::Arc;
 
 use copyhold_format::node::{Fragment, Node, parse_fragments, pieces_of};
 use copyhold_memory::{Memory, MemoryClass, MemoryOwner};
+use copyhold_space::StoredMap;
 use copyhold_sync::{Mutex, of};
 use copyhold_table::{NodeCache, NodeFuture, NodeSource, Table, TableError};
 use copyhold_types::{Buf, NodePtr, Purpose};
+use futures_util::future::try_join_all;
 
 use crate::balance::{Balance, Bounds};
 use crate::clean::CleanData;
@@ -145,18 +147,29 @@ impl NodeStore {
         Ok(pieces_of(&ptr, &self.fragments(&ptr, Purpose::Inner).await?))
     }
 
-    /// The bytes of a map that is in use from now on.
-    pub(crate) async fn read_map(&self, ptr: NodePtr) -> Result<Buf, PoolError> {
+    /// The bytes of the base and of the deltas of a map that is in use from now on.
+    pub(crate) async fn read_map(&self, map: &StoredMap) -> Result<Vec<Buf>, PoolError> {
+        try_join_all(map.parts().map(|part| self.read_map_part(part))).await
+    }
+
+    async fn read_map_part(&self, ptr: NodePtr) -> Result<Buf, PoolError> {
         let bytes = self.read_verified(ptr, Purpose::Map).await?;
         let pieces = self.pieces(ptr).await?;
-        self.replace_map(None, Some(ptr), &Pieces::from([(ptr, pieces)]));
+        self.replace_map([], Some(ptr), &Pieces::from([(ptr, pieces)]));
         Ok(bytes)
     }
 
-    /// A map has taken the place of another; `pieces`: of the new one.
-    pub(crate) fn replace_map(&self, old: Option<NodePtr>, new: Option<NodePtr>, pieces: &Pieces) {
+    /// A map or delta has taken the place of others, if any; `pieces`: of the new one.
+    pub(crate) fn replace_map(
+        &self,
+        old: impl IntoIterator<Item = NodePtr>,
+        new: Option<NodePtr>,
+        pieces: &Pieces,
+    ) {
         let mut maps = self.maps.lock();
-        old.and_then(|old| maps.remove(&old));
+        old.into_iter().for_each(|old| {
+            maps.remove(&old);
+        });
         if let Some(new) = new.filter(|new| new.fragmented)
             && let Some(pieces) = pieces.get(&new)
         {

@@ -31,11 +31,11 @@ use copyhold_device::DynDevice;
 use copyhold_format::label::{AREA_BLOCKS, Label};
 use copyhold_format::log::{Record, Records};
 use copyhold_format::node::{LINEAGE, Lineage, PARTITION, PartitionDescriptor};
-use copyhold_format::space_map::{Descriptor, METASLAB, SpaceMap};
+use copyhold_format::space_map::{Descriptor, METASLAB};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Broken, Recovered, RecoveredBatch, Ring};
 use copyhold_runtime::Rt;
-use copyhold_space::{Config, Figures, MetaslabId, MetaslabLayout, Restore};
+use copyhold_space::{Config, Figures, MetaslabId, MetaslabLayout, Restore, StoredMap};
 use copyhold_sync::{Mutex, RwLock};
 use copyhold_table::{Edit, Limits as TableLimits, RecoveringTable, Table, Weight};
 use copyhold_types::{BlockAddr, Incarnation, Key, Run, TableId, Txg};
@@ -362,7 +362,8 @@ fn restore_space(rt: &Rt, label: &Label, limits: &Limits) -> Result<Restore, Poo
         .collect();
     let all_warm = label.features.preallocated();
     let (run_max, maps_bytes) = (limits.run_max, Some(limits.maps_bytes));
-    let config = Config { all_warm, run_max, maps_bytes, ..Config::default() };
+    let prefer_deltas = limits.prefer_deltas;
+    let config = Config { all_warm, run_max, maps_bytes, prefer_deltas, ..Config::default() };
     Restore::new(&[layout], &fixed, rt.cpus(), config)
         .map_err(|error| PoolError::damaged("the label", error))
 }
@@ -572,35 +573,35 @@ async fn load_maps(
     // WORTH: the first ones may be all that there is memory for.
     let mut metaslabs = catalogue.metaslabs.clone();
     metaslabs.sort_by_key(|(_, found)| (Reverse(found.longest_free), found.allocated));
-    for (id, descriptor) in &metaslabs {
+    for (id, descriptor) in metaslabs {
         let wrong = |e: &dyn ToString| PoolError::damaged(format!("{id:?}"), e.to_string());
-        let map = match descriptor.map {
+        let map = match StoredMap::of(&descriptor) {
             None if descriptor.is_lost => {
                 tracing::error!(
                     "the space map of {id} is lost: nothing is allocated there until `copyhold \
                      check --repair` has rebuilt it"
                 );
-                space.set_aside(*id, *descriptor).map_err(|e| wrong(&e))?;
+                space.set_aside(id, descriptor).map_err(|e| wrong(&e))?;
                 continue;
             }
             None => None,
             Some(_) if !space.has_room() => {
-                space.leave(*id, *descriptor).map_err(|e| wrong(&e))?;
+                space.leave(id, descriptor).map_err(|e| wrong(&e))?;
                 continue;
             }
-            Some(ptr) => match loads::patiently(rt, || nodes.read_map(ptr)).await {
-                Ok(bytes) => Some(SpaceMap::parse(&bytes).map_err(|e| wrong(&e))?),
+            Some(map) => match loads::patiently(rt, || nodes.read_map(&map)).await {
+                Ok(parts) => Some(loads::parse(&parts).map_err(|e| wrong(&e))?),
                 Err(error) => {
                     tracing::error!(
                         "the space map of {id} cannot be read: nothing is allocated there until \
                          the map can be read or `copyhold check --repair` has rebuilt it; {error}"
                     );
-                    space.set_aside(*id, *descriptor).map_err(|e| wrong(&e))?;
+                    space.set_aside(id, descriptor).map_err(|e| wrong(&e))?;
                     continue;
                 }
             },
         };
-        space.load(*id, *descriptor, map.as_ref()).map_err(|e| wrong(&e))?;
+        space.load(id, descriptor, map.as_ref()).map_err(|e| wrong(&e))?;
     }
     Ok(())
 }

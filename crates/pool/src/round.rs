@@ -174,15 +174,18 @@ impl Pool {
         id: MetaslabId,
         writer: &mut NodeWriter,
     ) -> Result<Option<Work>, PoolError> {
-        loads::load(self, id).await;
-        let closed = self.open_txg().prev();
-        let Some(job) = closed.and_then(|closed| self.space.freeze(id, closed)) else {
-            return Ok(None);
-        };
+        let freeze = || self.space.freeze(id, self.open_txg().prev()?);
+        let mut job = freeze();
+        if job.is_none() {
+            loads::load(self, id).await;
+            job = freeze();
+        }
+        let Some(job) = job else { return Ok(None) };
         writer.epoch = EpochId::POOL;
         match job.encode().map(|map| writer.place(Buf::from_bytes(&map), Purpose::Map)).transpose()
         {
             Ok(map) => {
+                map.iter().for_each(|ptr| self.nodes.loads.note_written(job.is_delta(), ptr));
                 let replaced = self.given_up(&job).await;
                 Ok(Some(Work::Metaslab { job, map, replaced }))
             }
@@ -194,15 +197,18 @@ impl Pool {
         }
     }
 
-    /// The blocks of the map that a new one replaces. The pieces of all maps in use are known, so
-    /// only a map that was made anew, its list being unreadable, loses blocks, which stay
-    /// allocated.
+    /// The blocks of the map and of the deltas that a new map replaces. The pieces of all maps in
+    /// use are known, so only a map that was made anew, its list being unreadable, loses blocks,
+    /// which stay allocated.
     async fn given_up(&self, job: &MapJob) -> Vec<NodePtr> {
-        let Some(old) = job.replaces().filter(|_| !job.is_set_aside()) else { return Vec::new() };
-        self.nodes.pieces(old).await.unwrap_or_else(|error| {
-            tracing::error!("{error}; its fragments are lost, and `copyhold check` names them");
-            pieces_of(&old, &[])
-        })
+        let mut given_up = Vec::new();
+        for old in job.replaces() {
+            given_up.extend(self.nodes.pieces(old).await.unwrap_or_else(|error| {
+                tracing::error!("{error}; its fragments are lost, and `copyhold check` names them");
+                pieces_of(&old, &[])
+            }));
+        }
+        given_up
     }
 
     async fn flush_partition(
@@ -451,8 +457,9 @@ impl Pool {
             self.commit(record).await?;
         }
         for (job, map) in maps {
-            if !job.is_set_aside() {
-                self.nodes.replace_map(job.replaces(), map, &pieces);
+            self.nodes.replace_map(job.replaces(), map, &pieces);
+            if self.sabotaged(Sabotage::ForgetLateChanges) {
+                self.space.forget_late_changes(job.metaslab());
             }
             self.space.installed(job, map);
         }
@@ -490,7 +497,7 @@ impl Pool {
             Work::Metaslab { job, map, .. } if job.is_set_aside() => maps.push((job, map)),
             Work::Metaslab { job, map, replaced } => {
                 replaced.iter().for_each(|old| free_node(tx, old));
-                tx.put(Pool::TABLES, job.key(), &job.descriptor(map).encode());
+                tx.put(Pool::TABLES, job.key(), job.descriptor(map).encode());
                 maps.push((job, map));
             }
         }

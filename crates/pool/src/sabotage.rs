@@ -105,6 +105,8 @@ pub enum Sabotage {
     QuarantineOnError,
     /// AWAY-A1: the frees that are noted beside a map are forgotten when it is loaded.
     ForgetNotedFrees,
+    /// STORED-D1: changes of space that come while a map is written are in no delta.
+    ForgetLateChanges,
     /// AWAY-A2: a request is granted though its blocks are in maps that are away, and no map is
     /// loaded for the stock.
     GrantUnloaded,
@@ -123,7 +125,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 47] = [
+    pub const ALL: [Sabotage; 48] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -165,6 +167,7 @@ impl Sabotage {
         Sabotage::ReplayMixesPuts,
         Sabotage::QuarantineOnError,
         Sabotage::ForgetNotedFrees,
+        Sabotage::ForgetLateChanges,
         Sabotage::GrantUnloaded,
         Sabotage::ForgetFragments,
         Sabotage::LogDoesNotWait,

@@ -6,8 +6,9 @@
 //!           blocks, and so changes metaslabs again: a txg took several passes until it
 //!           converged.
 //! Idea.     Policy, not format. A txg is a commit of the timer, or a sync; the commit is its
-//!           first pass. Each further pass is a flush round that writes the maps of all metaslabs
-//!           with changes. An fsync only writes the log, as it did there.
+//!           first pass. Each further pass is a flush round that writes the changes of all
+//!           metaslabs, as deltas of their maps or whole. An fsync only writes the log, as it did
+//!           there.
 //! End.      The predecessor overwrote the blocks of its last passes in place. Here no block is
 //!           overwritten (R3), so a map always changes the metaslab in which it is placed. A txg
 //!           ends when a pass leaves changes in at most a hundredth of the metaslabs, or in as
@@ -15,9 +16,8 @@
 //! Safety.   The records stay in the log, and a pass is a round like any other (FLUSH-F1,
 //!           FLUSH-F2): a crash between two passes loses nothing. Without these bytes in the log
 //!           stock mode would write less; the figures count the changes, to subtract them.
-//! Kinder.   A map here is one or a few blocks in two copies. There a txg wrote for each metaslab
-//!           a data block and two indirect blocks, in three copies. On the other hand the map is
-//!           written whole; the figures count the changes that an append would have written.
+//! Kinder.   A map or a delta is one or a few blocks in two copies. There a txg wrote for each
+//!           metaslab a data block and two indirect blocks, in three copies.
 //!
 //! STOCK-M1  The passes of one txg at a time run. The timer closes no txg before the passes of its
 //!           last one have ended.
@@ -69,7 +69,7 @@ pub struct StockFigures {
     /// Passes of all txgs, their commits included, and the most of one.
     pub passes: u64,
     pub most: u64,
-    /// Maps that were written, and the changes since the maps before.
+    /// Maps or deltas that were written, and the changes since the maps before.
     pub maps: u64,
     pub edits: u64,
 }

@@ -25,6 +25,8 @@ const FRAGMENTS: u64 = 1 << 0;
 const CHECKSUM_MODES: u64 = 1 << 1;
 /// A feature: the device has protection information beside the blocks, at whose numbers they stay.
 const PROTECTED: u64 = 1 << 2;
+/// A feature: space maps, which no file is found by, may have deltas.
+const MAP_DELTAS: u64 = 1 << 3;
 const LEAF_BYTES_MAX: u64 = 512 << 10;
 const BLOCKS_MAX: u64 = 1 << 48;
 
@@ -81,7 +83,7 @@ impl Label {
         let (secret, generation) = (bytes.u64()?, bytes.u64()?);
         bytes.take(16)?; // compat and ro-compat: it is only read
         let incompat = bytes.u64()?;
-        let unknown = incompat & !(FRAGMENTS | CHECKSUM_MODES | PROTECTED);
+        let unknown = incompat & !(FRAGMENTS | CHECKSUM_MODES | PROTECTED | MAP_DELTAS);
         demand(unknown == 0, "it uses features that this program does not know")?;
         bytes.take(12)?;
         let leaf_bytes = u64::from(bytes.u32()?);

@@ -19,15 +19,17 @@
 //!           the map is there, all free blocks are, until the txg that is open then.
 
 use copyhold_format::space_map::SpaceMap;
-use copyhold_types::{NodePtr, Run, Txg};
+use copyhold_types::{Run, Txg};
 
 use crate::bits::Bits;
+use crate::changed::Changed;
 use crate::error::SpaceError;
 use crate::flush::MapJob;
 use crate::layout::MetaslabId;
 use crate::metaslab::{Loaded, Map, Metaslab, MetaslabState};
 use crate::noted::{Away, Why};
 use crate::space::Space;
+use crate::stored::StoredMap;
 
 /// Edits of a metaslab that is set aside, to be logged again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,10 +48,10 @@ impl Space {
 
     /// The map that a metaslab which is set aside waits for, and the txg that it is complete up
     /// to.
-    pub fn missing_map(&self, id: MetaslabId) -> Option<(NodePtr, Txg)> {
+    pub fn missing_map(&self, id: MetaslabId) -> Option<(StoredMap, Txg)> {
         let index = self.shared.geometry.index_of(id)?;
         let state = self.shared.metaslabs[index].lock();
-        state.installed.zip(state.complete_to).filter(|_| state.map.is_aside())
+        state.installed.clone().zip(state.complete_to).filter(|_| state.map.is_aside())
     }
 
     /// All of a metaslab that is set aside but labels and log.
@@ -152,7 +154,10 @@ impl Space {
         let mut state = metaslab.lock();
         let away = state.map.away().filter(|away| away.why == Why::Unreadable);
         let Some(away) = away.filter(|_| state.frozen.is_none()) else { return Ok(false) };
-        let logged = metaslab.logged_with(&state, Some(map))?;
+        // The map is written anew, whole, whether or not there are edits.
+        let mut changed =
+            Changed::none(metaslab.blocks(), self.shared.config.prefer_deltas).unknown();
+        let logged = metaslab.logged_with(&state, Some(map), &mut changed)?;
         let used = metaslab.used(&logged, &state);
         let free = used.complement();
         // A reader may pin the blocks that the newest edits freed, as with any free (R3).
@@ -163,8 +168,8 @@ impl Space {
         state.deferred.insert(txg, free.runs().collect());
         // All of it is deferred.
         let used = Bits::all(metaslab.blocks());
-        state.map = Map::Loaded(Loaded::new(logged, &used, self.shared.config.all_warm));
-        // The map is written anew, whether or not there are edits.
+        let changed = changed.unknown();
+        state.map = Map::Loaded(Loaded::new(logged, &used, changed, &self.shared.config));
         state.live.note(txg);
         metaslab.publish(&state);
         Ok(true)

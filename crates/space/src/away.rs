@@ -26,15 +26,17 @@
 //! `worth` chooses the maps; `noted` has the edits; a map that cannot be read is `aside`'s subject.
 
 use copyhold_format::space_map::SpaceMap;
-use copyhold_types::{NodePtr, Txg};
+use copyhold_types::Txg;
 
 use crate::bits::Bits;
 use crate::budget::{Loading, Tier, Wanted};
+use crate::changed::Changed;
 use crate::error::SpaceError;
 use crate::layout::MetaslabId;
 use crate::metaslab::{Loaded, Map, Metaslab, MetaslabState};
 use crate::noted::{Away, Why, Worth, runs};
 use crate::space::Space;
+use crate::stored::StoredMap;
 use crate::view::MapView;
 
 impl Metaslab {
@@ -58,20 +60,20 @@ impl Metaslab {
     }
 
     /// The blocks that are allocated now, given the installed map (`None`: there is none) of a
-    /// metaslab whose map is away.
+    /// metaslab whose map is away. Notes in `changed` where they differ from that.
     pub(crate) fn logged_with(
         &self,
         state: &MetaslabState,
         map: Option<&[u64]>,
+        changed: &mut Changed,
     ) -> Result<Bits, SpaceError> {
         let away = state.map.away().expect("AWAY-A1: a map that is away");
         let map = map.unwrap_or_default();
         let mut bits = Bits::from_words((map.len() as u32 * 64).min(self.blocks()), map);
         // A map that was written before the device grew has fewer blocks.
         bits.lengthen(self.blocks());
-        let logged = away.apply_to(bits).map_err(|(first, blocks)| SpaceError::NotAllocated {
-            run: self.run(first, blocks),
-            metaslab: self.id,
+        let logged = away.apply_to(bits, changed).map_err(|(first, blocks)| {
+            SpaceError::NotAllocated { run: self.run(first, blocks), metaslab: self.id }
         })?;
         match runs(&state.fixed).find(|(first, blocks)| !logged.all_clear(*first, *blocks)) {
             Some((first, blocks)) => {
@@ -93,18 +95,19 @@ impl Metaslab {
 impl Space {
     /// The installed map of a cold metaslab; `Some(None)`: nothing is allocated there but by edits,
     /// so that it is loaded without a map. `None`: it is loaded or set aside.
-    pub fn cold_map(&self, id: MetaslabId) -> Option<Option<NodePtr>> {
+    pub fn cold_map(&self, id: MetaslabId) -> Option<Option<StoredMap>> {
         let index = self.shared.geometry.index_of(id)?;
         let state = self.shared.metaslabs[index].lock();
-        matches!(state.map.away()?.why, Why::Cold).then_some(state.installed)
+        state.map.is_cold().then(|| state.installed.clone())
     }
 
-    /// Puts the map of a cold metaslab into memory; `map`: as [`Self::cold_map`] names it. Returns
-    /// whether it was cold.
+    /// Puts the map of a cold metaslab into memory; `map`: as [`Self::cold_map`] names it, with its
+    /// deltas. Returns whether it was cold.
     ///
     /// # Errors
     /// The map is that of another metaslab or time, contradicts a free (AWAY-A5), or allocates a
-    /// fixed area. The metaslab is as before.
+    /// fixed area. The metaslab is as before. If [`Self::cold_map`] names another map by now, a
+    /// flush has added a delta meanwhile, and the map is to be read again.
     pub fn load(&self, id: MetaslabId, map: Option<&SpaceMap>) -> Result<bool, SpaceError> {
         let index = self.shared.geometry.index_of(id);
         let index = index.ok_or(SpaceError::NoMetaslab { metaslab: id })?;
@@ -117,11 +120,12 @@ impl Space {
         if let Some(map) = map {
             metaslab.check_map(map, state.complete_to)?;
         }
-        let logged = metaslab.logged_with(&state, map.map(SpaceMap::words))?;
+        let mut changed = Changed::none(metaslab.blocks(), self.shared.config.prefer_deltas);
+        let logged = metaslab.logged_with(&state, map.map(SpaceMap::words), &mut changed)?;
         let used = metaslab.used(&logged, &state);
         let (estimate, allocated) = (state.allocated, i64::from(logged.count()));
         let counted_free = metaslab.away_free(&state);
-        state.map = Map::Loaded(Loaded::new(logged, &used, self.shared.config.all_warm));
+        state.map = Map::Loaded(Loaded::new(logged, &used, changed, &self.shared.config));
         state.allocated = allocated;
         self.shared.publish(index, &state);
         // Behind the offer: reservations count on what is offered (AWAY-A2).
@@ -135,6 +139,18 @@ impl Space {
         let mut state = self.shared.metaslabs[index].lock();
         if let Map::Away(away) = &mut state.map {
             away.forget_frees();
+        }
+        self.shared.publish(index, &state);
+    }
+
+    /// A rule broken on purpose: when a map or a delta is installed, the changes that came while it
+    /// was written are forgotten, too, so that no delta will have them.
+    pub fn forget_late_changes(&self, id: MetaslabId) {
+        let Some(index) = self.shared.geometry.index_of(id) else { return };
+        let mut state = self.shared.metaslabs[index].lock();
+        match &mut state.map {
+            Map::Loaded(map) => map.changed.forget(),
+            Map::Away(away) => away.forget_frees(),
         }
         self.shared.publish(index, &state);
     }
@@ -204,7 +220,8 @@ impl Space {
         if let Some(map) = map {
             metaslab.check_map(map, state.complete_to)?;
         }
-        let logged = metaslab.logged_with(&state, map.map(SpaceMap::words))?;
+        let mut changed = Changed::none(metaslab.blocks(), false).unknown();
+        let logged = metaslab.logged_with(&state, map.map(SpaceMap::words), &mut changed)?;
         let free = metaslab.used(&logged, &state).complement();
         Ok(MapView::of(metaslab, &state, &logged, &free))
     }

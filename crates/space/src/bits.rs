@@ -272,6 +272,21 @@ impl Bits {
         self.blocks
     }
 
+    /// Cuts a run where the value changes: (first, blocks, value).
+    pub(crate) fn pieces(
+        &self,
+        first: u32,
+        blocks: u32,
+    ) -> impl Iterator<Item = (u32, u32, bool)> + '_ {
+        let (mut at, end) = (first, first + blocks);
+        std::iter::from_fn(move || {
+            let first = at;
+            let value = first < end && self.all_set(first, 1);
+            at = self.seek(first, !value).min(end);
+            (first < end).then(|| (first, at - first, value))
+        })
+    }
+
     /// Runs of set bits, as (first, blocks).
     pub(crate) fn runs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.runs_from(0)
@@ -399,6 +414,16 @@ mod tests {
                 let (_, behind) = want.split_at(want.partition_point(|&block| block < first));
                 prop_assert_eq!(from, behind);
                 prop_assert_eq!(bits.count() as usize, want.len());
+                let pieces = || bits.pieces(first, (2 * blocks + 7).min(BLOCKS - first));
+                let mut behind = first;
+                for (at, n, value) in pieces() {
+                    prop_assert_eq!((at, n > 0), (behind, true));
+                    prop_assert!((at..at + n).all(|at| model[at as usize] == value));
+                    behind = at + n;
+                }
+                prop_assert_eq!(behind, (first + 2 * blocks + 7).min(BLOCKS));
+                let values: Vec<bool> = pieces().map(|piece| piece.2).collect();
+                prop_assert!(values.is_sorted_by(|a, b| a != b));
                 let chunk = (first / CHUNK_BLOCKS) as usize;
                 let end = ((chunk as u32 + 1) * CHUNK_BLOCKS).min(BLOCKS);
                 let in_chunk = bits.count_in(chunk as u32 * CHUNK_BLOCKS, end - chunk as u32 * CHUNK_BLOCKS);

@@ -1,28 +1,32 @@
 //! Writing a metaslab's map: the log pin, and its release.
 //!
-//! Order.    1. [`Space::freeze`] copies the logged allocations.
-//!           2. The pool claims space for the map, writes and flushes it.
+//! Order.    1. [`Space::freeze`] copies the logged allocations, or what has changed of them
+//!              (`stored`).
+//!           2. The pool claims space for the map or delta, writes and flushes it.
 //!           3. One transaction, which joins only now, puts the new descriptor, logs the claims,
-//!              and frees the old map.
+//!              and frees the old map and its deltas if a whole map replaces them.
 //!           4. When the txg of that transaction is *durable*: [`Space::installed`].
 //!           A crash before 3 is durable costs nothing: claims vanish, the old map and the log
 //!           still contain everything (R19).
 //!
-//! MAPFLUSH-F1  A frozen map has every edit that was applied before the freeze, also those of txgs
-//!              that are not closed. So it pins none of them; and it is complete up to the newest
-//!              *closed* txg, since nothing of that can come any more. Replaying later edits again
-//!              does no harm: they are absolute (R5).
+//! MAPFLUSH-F1  A frozen map or delta has every edit that was applied before the freeze, also those
+//!              of txgs that are not closed. So it pins none of them; and it is complete up to the
+//!              newest *closed* txg, since nothing of that can come any more. Replaying later edits
+//!              again does no harm: they are absolute (R5).
 //! MAPFLUSH-F2  The batch that brings the new descriptor is not older than any edit in the map: its
 //!              transaction joins the txg that is open after the freeze, never one that was
 //!              closing.
 //! MAPFLUSH-F3  Until `installed`, the pin stays where it was: log positions that the old map
 //!              needs are never released for a descriptor that may not survive (R6).
 
-use copyhold_format::space_map::{Descriptor, MapRange, SpaceMap};
-use copyhold_types::{Key, NodePtr, Txg};
+use copyhold_format::space_map::{Descriptor, MapDelta, SpaceMap};
+use copyhold_types::{BLOCK_BYTES, Key, NodePtr, Txg};
 
-use crate::layout::MetaslabId;
+use crate::budget::Tier;
+use crate::layout::{CHUNK_BLOCKS, MetaslabId};
+use crate::metaslab::{Map, Metaslab, MetaslabState};
 use crate::space::Space;
+use crate::stored::StoredMap;
 
 /// The part of the log that a metaslab pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,16 +40,27 @@ pub struct Pin {
     pub flushing: bool,
 }
 
-/// A map to be written. Ends in [`Space::installed`] or [`Space::abort`]; dropping it aborts.
+#[derive(Debug)]
+enum Content {
+    Whole(SpaceMap),
+    Delta(MapDelta),
+    /// None: the metaslab is set aside, and its edits are logged again ([`Space::carry`]).
+    SetAside,
+}
+
+/// A map or a delta to be written. Ends in [`Space::installed`] or [`Space::abort`]; dropping it
+/// aborts.
 #[must_use = "a frozen map is installed or aborted"]
 #[derive(Debug)]
 pub struct MapJob {
     space: Space,
     index: usize,
     complete_to: Txg,
-    /// `None`: the metaslab is set aside, and its edits are logged again ([`Space::carry`]).
-    map: Option<SpaceMap>,
-    replaces: Option<NodePtr>,
+    content: Content,
+    /// The map on disk.
+    stored: Option<StoredMap>,
+    /// Blocks of chunks with a free run of 64 KiB.
+    good_blocks: u32,
     done: bool,
 }
 
@@ -61,7 +76,12 @@ impl MapJob {
     /// Whether the metaslab is set aside: then its edits are logged again, and its descriptor
     /// stays.
     pub fn is_set_aside(&self) -> bool {
-        self.map.is_none()
+        matches!(self.content, Content::SetAside)
+    }
+
+    /// Whether it becomes a delta of the map on disk, and does not replace it.
+    pub fn is_delta(&self) -> bool {
+        matches!(self.content, Content::Delta(_))
     }
 
     /// Edits that are to be retired.
@@ -70,15 +90,14 @@ impl MapJob {
         state.frozen.map_or(0, |frozen| frozen.edits)
     }
 
-    /// The map, if one is needed.
-    fn needed(&self) -> Option<&SpaceMap> {
-        self.map.as_ref().filter(|map| map.allocated() > 0)
-    }
-
-    /// Encodes the map, without the zeros up to the end of the last block. `None`: no map is
-    /// needed, since nothing is allocated, or the metaslab is set aside.
+    /// Encodes the map or delta, without the zeros up to the end of the last block. `None`: no map
+    /// is needed, since nothing is allocated, or the metaslab is set aside.
     pub fn encode(&self) -> Option<Vec<u8>> {
-        self.needed().map(SpaceMap::encode)
+        match &self.content {
+            Content::Whole(map) => (map.allocated() > 0).then(|| map.encode()),
+            Content::Delta(delta) => Some(delta.encode()),
+            Content::SetAside => None,
+        }
     }
 
     /// Where the descriptor goes.
@@ -87,24 +106,42 @@ impl MapJob {
         Descriptor::key(device, index)
     }
 
-    /// The descriptor to put, once the map has been written to `map` (`None` if there is none).
-    pub fn descriptor(&self, map: Option<NodePtr>) -> Descriptor {
-        assert_eq!(map.is_some(), self.needed().is_some(), "a map is there iff it is needed");
+    /// The map that is on disk, once this one has been written to `written` (`None` if there is
+    /// none).
+    fn stored_with(&self, written: Option<NodePtr>) -> Option<StoredMap> {
+        match &self.content {
+            Content::Delta(_) => Some(self.stored.clone()?.with(written.expect("a delta"))),
+            _ => written.map(StoredMap::whole),
+        }
+    }
+
+    /// The descriptor to put, once the map has been written to `written` (`None` if there is none).
+    pub fn descriptor(&self, written: Option<NodePtr>) -> Descriptor {
+        let (allocated, longest_free) = match &self.content {
+            Content::Whole(map) => (map.allocated(), map.longest_free()),
+            Content::Delta(delta) => (delta.allocated(), self.good_blocks),
+            Content::SetAside => (0, 0),
+        };
+        assert_eq!(written.is_some(), allocated > 0, "a map is there iff it is needed");
+        let stored = self.stored_with(written);
         Descriptor {
-            map,
-            allocated: self.needed().map_or(0, SpaceMap::allocated),
+            map: stored.as_ref().map(StoredMap::base),
+            deltas: stored.map_or(Vec::new(), |stored| stored.deltas().to_vec()),
+            allocated,
             complete_to: self.complete_to,
-            longest_free: self.map.as_ref().map_or(0, SpaceMap::longest_free),
+            longest_free,
             is_lost: false,
         }
     }
 
-    /// The map that this one takes the place of, to be freed in the same transaction.
-    pub fn replaces(&self) -> Option<NodePtr> {
-        self.replaces
+    /// The base and the deltas that this map takes the place of, to be freed in the same
+    /// transaction.
+    pub fn replaces(&self) -> impl Iterator<Item = NodePtr> + '_ {
+        let is_whole = matches!(self.content, Content::Whole(_));
+        self.stored.iter().filter(move |_| is_whole).flat_map(StoredMap::parts)
     }
 
-    /// Every edit of a txg up to this one is in the map.
+    /// Every edit of a txg up to this one is in the map then.
     pub fn complete_to(&self) -> Txg {
         self.complete_to
     }
@@ -116,45 +153,88 @@ impl Drop for MapJob {
             let mut state = self.space.shared.metaslabs[self.index].lock();
             let frozen = state.frozen.take().expect("MAPFLUSH-F3: a job has frozen changes");
             state.live = state.live.and(frozen);
+            state.map.thaw();
+            self.space.shared.metaslabs[self.index].publish_edits(&state);
         }
     }
 }
 
 impl Space {
-    /// Freezes the map of a metaslab. `closed`: the newest txg whose transactions have all left,
-    /// read before this call.
+    /// Freezes the map of a metaslab, or its changes. `closed`: the newest txg whose transactions
+    /// have all left, read before this call.
     ///
     /// `None`: there is nothing to retire, or a map of this metaslab is being written already, or
-    /// its map is cold, or it does not exist.
+    /// its map is cold and must be written whole (STORED-D4), or it does not exist.
     pub fn freeze(&self, id: MetaslabId, closed: Txg) -> Option<MapJob> {
         let index = self.shared.geometry.index_of(id)?;
         let metaslab = &self.shared.metaslabs[index];
         let mut state = metaslab.lock();
-        if state.frozen.is_some() || state.live.edits == 0 || state.map.is_cold() {
+        if state.frozen.is_some() || state.live.edits == 0 {
+            return None;
+        }
+        let delta = self.delta_of(metaslab, &state, closed);
+        if state.map.is_cold() && delta.is_none() {
             return None;
         }
         assert!(state.complete_to <= Some(closed), "{id} is complete beyond {closed} already");
         state.frozen = Some(std::mem::take(&mut state.live));
-        let words = state.map.loaded().map(|map| map.logged.to_words());
-        let (replaces, blocks) = (state.installed, metaslab.blocks());
+        state.map.freeze();
+        let place = metaslab.range();
+        let loaded = state.map.loaded().filter(|_| delta.is_none());
+        let words = loaded.map(|map| map.logged.to_words());
+        let (stored, good_blocks) = (state.installed.clone(), good_blocks(&state.map));
         drop(state);
-        let MetaslabId { device, index: number } = id;
-        let first_block = metaslab.first_block;
-        let place = MapRange { device, index: number, first_block, blocks };
-        let map = words.map(|words| SpaceMap::new(place, closed, words));
+        let content = match (delta, words) {
+            (Some(delta), _) => Content::Delta(delta),
+            (None, Some(words)) => Content::Whole(SpaceMap::new(place, closed, words)),
+            (None, None) => Content::SetAside,
+        };
         let (space, complete_to) = (self.clone(), closed);
-        Some(MapJob { space, index, complete_to, map, replaces, done: false })
+        Some(MapJob { space, index, complete_to, content, stored, good_blocks, done: false })
+    }
+
+    /// The changes since the map on disk, if writing them is worth less than the whole.
+    fn delta_of(
+        &self,
+        metaslab: &Metaslab,
+        state: &MetaslabState,
+        closed: Txg,
+    ) -> Option<MapDelta> {
+        let stored = state.installed.as_ref().filter(|stored| stored.has_room())?;
+        if self.missing(0, Tier::Write) > 0 {
+            return None; // STORED-D5
+        }
+        let follows = state.complete_to.filter(|txg| *txg < closed)?; // STORED-D3
+        let allocated = u32::try_from(state.allocated).ok().filter(|count| *count > 0)?;
+        let changes = match &state.map {
+            Map::Loaded(map) => map.changed.changes(&map.logged)?,
+            Map::Away(away) if state.map.is_cold() => away.changes()?,
+            Map::Away(_) => return None,
+        };
+        let delta = MapDelta::new(metaslab.range(), follows, closed, allocated, changes);
+        let blocks = delta.encode().len().div_ceil(BLOCK_BYTES) as u32;
+        let saves_read = state.map.is_cold() || self.shared.config.prefer_deltas;
+        stored.admits(blocks, saves_read).then_some(delta)
+    }
+
+    /// Whether the map of a metaslab must be loaded before it is flushed.
+    pub fn needs_load(&self, id: MetaslabId, closed: Txg) -> bool {
+        let Some(index) = self.shared.geometry.index_of(id) else { return false };
+        let metaslab = &self.shared.metaslabs[index];
+        let state = metaslab.lock();
+        state.map.is_cold() && self.delta_of(metaslab, &state, closed).is_none()
     }
 
     /// The transaction that put the job's descriptor is durable: its edits do not pin the log any
-    /// more.
+    /// more. `map`: where the map or delta was written.
     pub fn installed(&self, mut job: MapJob, map: Option<NodePtr>) {
         let metaslab = &self.shared.metaslabs[job.index];
         let mut state = metaslab.lock();
         state.frozen.take().expect("MAPFLUSH-F3: a job has frozen changes");
         if !job.is_set_aside() {
-            state.installed = map;
+            state.installed = job.stored_with(map);
             state.complete_to = Some(job.complete_to);
+            state.map.settle();
         }
         job.done = true;
         metaslab.publish_edits(&state);
@@ -185,4 +265,13 @@ impl Space {
     pub fn oldest_pin(&self) -> Option<Txg> {
         self.pins().map(|pin| pin.oldest).min()
     }
+}
+
+/// Blocks of the chunks with a free run of 64 KiB, as far as that is known.
+fn good_blocks(map: &Map) -> u32 {
+    CHUNK_BLOCKS
+        * match map {
+            Map::Loaded(map) => map.free.good_chunks(),
+            Map::Away(away) => away.worth.good_chunks,
+        }
 }

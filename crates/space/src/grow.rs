@@ -48,7 +48,13 @@ impl Space {
                 (MetaslabId { device: layout.device, index }, layout.blocks_of(index));
             let number = shared.geometry.index_of(id).expect("GROWSPACE-G1");
             let place = (layout.first_block(index), blocks);
-            Metaslab::new(id, number, place, &shared.sets, MetaslabState::unused(blocks))
+            Metaslab::new(
+                id,
+                number,
+                place,
+                &shared.sets,
+                MetaslabState::unused(blocks, &shared.config),
+            )
         });
         shared.metaslabs.append(new.collect());
         let mut added = Added::default();

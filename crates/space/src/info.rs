@@ -2,15 +2,16 @@
 
 use std::ops::Range;
 
-use copyhold_types::{NodePtr, Run, Txg};
+use copyhold_types::{Run, Txg};
 
 use crate::layout::MetaslabId;
 use crate::metaslab::{Loaded, Metaslab};
 use crate::space::Space;
+use crate::stored::StoredMap;
 use crate::view::MapView;
 
 /// One metaslab as it is now; figures are blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetaslabInfo {
     pub id: MetaslabId,
     pub first_block: u64,
@@ -23,7 +24,7 @@ pub struct MetaslabInfo {
     /// Chunks of 1 MiB with a free run of 64 KiB.
     pub good_chunks: u32,
     /// The installed map; `None` while there is none, or nothing was allocated in it.
-    pub map: Option<NodePtr>,
+    pub map: Option<StoredMap>,
     /// The txg that the installed map is complete up to.
     pub complete_to: Option<Txg>,
     /// The oldest txg with an edit that is not in the installed map.
@@ -66,7 +67,7 @@ impl Space {
             },
             freeing: state.deferred_blocks,
             good_chunks: metaslab.good_chunks() as u32,
-            map: state.installed,
+            map: state.installed.clone(),
             complete_to: state.complete_to,
             oldest_pin: state.oldest_pin(),
             set_aside: is_aside,

@@ -14,7 +14,7 @@
 //!            space.log_free(txg, run)?                                 with the pointer's end
 //!   commit   space.release_deferred(txg)                               when R3 allows
 //!   maps     best_cold → cold_map → load, evict                        see `away`
-//!   flush    pins → freeze → write → transaction → installed           see `flush`
+//!   flush    pins → freeze → write → transaction → installed           see `flush`, `stored`
 //!   repair   set_aside → missing_map → supply, supply_runs             see `aside`
 //!   discard  take_discardable → discard → discard_done                 see `discard` (R15)
 //!   grow     grow                                                     see `grow`
@@ -38,6 +38,7 @@ mod aside;
 mod away;
 mod bits;
 mod budget;
+mod changed;
 mod changes;
 mod check;
 mod chunk;
@@ -58,6 +59,7 @@ mod noted;
 mod range_set;
 mod restore;
 mod space;
+mod stored;
 mod view;
 mod worth;
 
@@ -74,4 +76,5 @@ pub use layout::{CHUNK_BLOCKS, MetaslabId, MetaslabLayout};
 pub use range_set::RangeSet;
 pub use restore::Restore;
 pub use space::{Config, Space};
+pub use stored::StoredMap;
 pub use view::MapView;

@@ -28,16 +28,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use copyhold_format::space_map::MapRange;
 use copyhold_sync::{Mutex, MutexGuard, of};
-use copyhold_types::{BlockAddr, NodePtr, Run, Txg};
+use copyhold_types::{BlockAddr, Run, Txg};
 
 use crate::bits::Bits;
+use crate::changed::Changed;
 use crate::changes::Changes;
 use crate::free::{FreeMap, Grade};
 use crate::index_set::IndexSet;
 use crate::layout::MetaslabId;
 use crate::noted::{Away, Why};
 use crate::range_set::RangeSet;
+use crate::space::Config;
+use crate::stored::StoredMap;
 
 /// The metaslabs that a walk is about, so that none touches all of them.
 #[derive(Debug, Default)]
@@ -91,7 +95,7 @@ pub(crate) struct MetaslabState {
     /// A map is being written that has these.
     pub(crate) frozen: Option<Changes>,
     /// The map on disk.
-    pub(crate) installed: Option<NodePtr>,
+    pub(crate) installed: Option<StoredMap>,
     pub(crate) complete_to: Option<Txg>,
 }
 
@@ -106,22 +110,23 @@ pub(crate) enum Map {
 pub(crate) struct Loaded {
     pub(crate) logged: Bits,
     pub(crate) free: FreeMap,
+    /// Where `logged` differs from the map on disk.
+    pub(crate) changed: Changed,
 }
 
 impl Loaded {
-    /// `used`: blocks that are not allocatable, allocated or not. `all_warm`: every chunk has been
-    /// written to.
-    pub(crate) fn new(logged: Bits, used: &Bits, all_warm: bool) -> Box<Loaded> {
+    /// `used`: blocks that are not allocatable, allocated or not.
+    pub(crate) fn new(logged: Bits, used: &Bits, changed: Changed, config: &Config) -> Box<Loaded> {
         let blocks = used.blocks();
         let mut free = FreeMap::new(used.complement(), blocks);
-        if all_warm {
+        if config.all_warm {
             free.mark_warm(0, blocks);
         }
-        Box::new(Loaded { logged, free })
+        Box::new(Loaded { logged, free, changed })
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        size_of::<Loaded>() + self.logged.bytes() + self.free.bytes()
+        size_of::<Loaded>() + self.logged.bytes() + self.free.bytes() + self.changed.bytes()
     }
 
     /// About the value of [`Self::bytes`] with these allocated blocks: free ones take as much, and
@@ -131,7 +136,7 @@ impl Loaded {
         size_of::<Loaded>() + 2 * logged.bytes() + chunks
     }
 
-    /// The most that [`Self::bytes`] can be.
+    /// The most that [`Self::bytes`] can be, of a map that is as it is on disk.
     pub(crate) fn bytes_max(blocks: u32) -> usize {
         size_of::<Loaded>() + Bits::bytes_max(blocks) + FreeMap::bytes_max(blocks)
     }
@@ -166,17 +171,43 @@ impl Map {
             Map::Away(away) => size_of::<Away>() + away.bytes(),
         }
     }
+
+    /// A map or a delta with all changes is to be written.
+    pub(crate) fn freeze(&mut self) {
+        match self {
+            Map::Loaded(map) => map.changed.freeze(),
+            Map::Away(away) if away.why == Why::Cold => away.freeze(),
+            Map::Away(_) => {}
+        }
+    }
+
+    /// It is installed.
+    pub(crate) fn settle(&mut self) {
+        match self {
+            Map::Loaded(map) => map.changed.settle(),
+            Map::Away(away) => away.settle(),
+        }
+    }
+
+    /// It is given up.
+    pub(crate) fn thaw(&mut self) {
+        match self {
+            Map::Loaded(map) => map.changed.thaw(),
+            Map::Away(away) => away.thaw(),
+        }
+    }
 }
 
 impl MetaslabState {
     /// Of a metaslab that nothing was ever allocated in, and of which no block is usable yet.
-    pub(crate) fn unused(blocks: u32) -> MetaslabState {
+    pub(crate) fn unused(blocks: u32, config: &Config) -> MetaslabState {
         let mut fixed = RangeSet::new();
         fixed.add(0..blocks.into());
         let (logged, free) = (Bits::new(blocks), FreeMap::unused(blocks));
+        let changed = Changed::none(blocks, config.prefer_deltas);
         MetaslabState {
             fixed,
-            map: Map::Loaded(Box::new(Loaded { logged, free })),
+            map: Map::Loaded(Box::new(Loaded { logged, free, changed })),
             allocated: 0,
             deferred: BTreeMap::new(),
             deferred_blocks: 0,
@@ -271,6 +302,12 @@ impl Metaslab {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, MetaslabState> {
         self.state.lock()
+    }
+
+    /// Where it is, for its map on disk.
+    pub(crate) fn range(&self) -> MapRange {
+        let MetaslabId { device, index } = self.id;
+        MapRange { device, index, first_block: self.first_block, blocks: self.blocks() }
     }
 
     pub(crate) fn run(&self, first: u32, blocks: u32) -> Run {
@@ -378,6 +415,7 @@ impl Metaslab {
             self.run(first, blocks)
         );
         map.logged.set(first, blocks);
+        map.changed.flip(first, blocks);
         state.allocated += i64::from(blocks);
         state.live.note(txg);
         self.publish_edits(&state);
@@ -399,6 +437,7 @@ impl Metaslab {
             Map::Loaded(map) => {
                 assert!(map.logged.all_set(first, blocks), "freed twice: {:?}", run());
                 map.logged.clear(first, blocks);
+                map.changed.flip(first, blocks);
             }
             Map::Away(away) => {
                 assert!(away.may_have(first, blocks), "freed twice: {:?}", run());
@@ -475,6 +514,7 @@ impl Metaslab {
 
     fn check_loaded(&self, state: &MetaslabState, map: &Loaded) {
         map.free.check();
+        map.changed.check();
         assert_eq!(state.allocated, i64::from(map.logged.count()), "META-K4: {}", self.id);
         assert_eq!(self.free_blocks(), map.free.free_blocks(), "{}: what is free", self.id);
         let mut seen = map.logged.clone();

@@ -2,14 +2,16 @@
 //!
 //! Each block has one state, that of its newest edit: it is in at most one of three sets of runs.
 //! The rules are those of `away`, the meaning of a map that cannot be read is `aside`'s.
+//!
+//! A flush takes the frees out as a delta of the map (`stored`). Until that is installed they are
+//! in a fourth set, and the map on disk does not have them.
 
+use copyhold_format::space_map::Change;
 use copyhold_types::Txg;
 
 use crate::bits::Bits;
+use crate::changed::{Changed, RUN_BYTES};
 use crate::range_set::RangeSet;
-
-/// Memory of one run of edits.
-const RUN_BYTES: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
@@ -37,6 +39,8 @@ pub(crate) struct Away {
     freed: RangeSet,
     /// Freed blocks that the map has as allocated (AWAY-A5).
     cleared: RangeSet,
+    /// Those of a delta that is being written.
+    frozen: RangeSet,
     /// The last txg of an edit.
     pub(crate) newest: Option<Txg>,
     pub(crate) worth: Worth,
@@ -52,8 +56,8 @@ pub(crate) fn runs(set: &RangeSet) -> impl Iterator<Item = (u32, u32)> + '_ {
 
 impl Away {
     pub(crate) fn new(why: Why, worth: Worth) -> Away {
-        let (allocated, freed, cleared) = Default::default();
-        Away { why, allocated, freed, cleared, newest: None, worth }
+        let (allocated, freed, cleared, frozen) = Default::default();
+        Away { why, allocated, freed, cleared, frozen, newest: None, worth }
     }
 
     /// An edit of the log, in the order in which the edits came. The map may have it. Returns how
@@ -74,7 +78,7 @@ impl Away {
     /// Whether all of the run may be allocated.
     pub(crate) fn may_have(&self, first: u32, blocks: u32) -> bool {
         let overlaps = |set: &RangeSet| set.overlaps(range(first, blocks)).next().is_some();
-        !overlaps(&self.freed) && !overlaps(&self.cleared)
+        ![&self.freed, &self.cleared, &self.frozen].into_iter().any(overlaps)
     }
 
     /// A free of a run that may be allocated.
@@ -89,6 +93,31 @@ impl Away {
         self.newest = self.newest.max(Some(txg));
     }
 
+    /// The changes of the map, if there are frees only, each of blocks that the map must have as
+    /// allocated (STORED-D2).
+    pub(crate) fn changes(&self) -> Option<Vec<Change>> {
+        let change = |(first, blocks)| Change { first, blocks, allocated: false };
+        let is_known = self.allocated.is_empty() && self.freed.is_empty();
+        is_known.then(|| runs(&self.cleared).map(change).collect())
+    }
+
+    /// A delta with these changes is to be written.
+    pub(crate) fn freeze(&mut self) {
+        self.frozen = std::mem::take(&mut self.cleared);
+    }
+
+    /// That delta is a part of the map on disk.
+    pub(crate) fn settle(&mut self) {
+        self.frozen = RangeSet::new();
+    }
+
+    /// That delta is given up.
+    pub(crate) fn thaw(&mut self) {
+        for run in std::mem::take(&mut self.frozen).iter() {
+            self.cleared.add(run);
+        }
+    }
+
     /// Forgets all frees: [`crate::Space::forget_noted_frees`].
     pub(crate) fn forget_frees(&mut self) {
         (self.freed, self.cleared) = Default::default();
@@ -100,7 +129,8 @@ impl Away {
     }
 
     pub(crate) fn edit_runs(&self) -> usize {
-        [&self.allocated, &self.freed, &self.cleared].map(RangeSet::count).iter().sum()
+        let sets = [&self.allocated, &self.freed, &self.cleared, &self.frozen];
+        sets.map(RangeSet::count).iter().sum()
     }
 
     /// At most `most` runs of allocated blocks, and of freed ones, from block `from` on.
@@ -124,14 +154,22 @@ impl Away {
     }
 
     /// The blocks that are allocated by a map and by the edits that it does not have, or a run
-    /// that was freed and that the map does not have.
-    pub(crate) fn apply_to(&self, mut map: Bits) -> Result<Bits, (u32, u32)> {
-        if let Some(missing) = runs(&self.cleared).find(|run| !map.all_set(run.0, run.1)) {
+    /// that was freed and that the map does not have. Notes in `changed` where that differs from
+    /// the map.
+    pub(crate) fn apply_to(
+        &self,
+        mut map: Bits,
+        changed: &mut Changed,
+    ) -> Result<Bits, (u32, u32)> {
+        let mut frees = runs(&self.frozen).chain(runs(&self.cleared));
+        if let Some(missing) = frees.find(|run| !map.all_set(run.0, run.1)) {
             return Err(missing);
         }
-        runs(&self.allocated).for_each(|(first, blocks)| map.set(first, blocks));
+        runs(&self.frozen).for_each(|run| changed.assign(&mut map, run, false));
+        changed.freeze();
+        runs(&self.allocated).for_each(|run| changed.assign(&mut map, run, true));
         for set in [&self.freed, &self.cleared] {
-            runs(set).for_each(|(first, blocks)| map.clear(first, blocks));
+            runs(set).for_each(|run| changed.assign(&mut map, run, false));
         }
         Ok(map)
     }
@@ -161,8 +199,33 @@ mod tests {
         assert!(!away.may_have(99, 1) && !away.may_have(104, 1) && away.may_have(105, 5));
         let map = bits(&[(90, 10), (200, 5), (300, 1)]);
         let wanted = bits(&[(90, 5), (105, 5), (300, 1)]);
-        assert_eq!(away.apply_to(map).unwrap().to_words(), wanted.to_words());
-        assert_eq!(away.apply_to(bits(&[(96, 4)])), Err((95, 5)), "AWAY-A5");
+        let apply = |map: Bits| away.apply_to(map, &mut Changed::none(1000, true));
+        assert_eq!(apply(map).unwrap().to_words(), wanted.to_words());
+        assert_eq!(apply(bits(&[(96, 4)])), Err((95, 5)), "AWAY-A5");
+    }
+
+    #[test]
+    fn frees_of_a_delta_that_is_being_written_are_not_in_the_map_yet() {
+        let mut away = Away::new(Why::Cold, Worth::default());
+        away.free(txg(4), 100, 10);
+        let change = |first, blocks| Change { first, blocks, allocated: false };
+        assert_eq!(away.changes(), Some(vec![change(100, 10)]));
+        away.freeze();
+        away.free(txg(5), 120, 5);
+        assert!(!away.may_have(109, 1) && !away.may_have(124, 1) && away.may_have(110, 10));
+        assert_eq!(away.changes(), Some(vec![change(120, 5)]));
+        let mut changed = Changed::none(1000, true);
+        let map = away.apply_to(bits(&[(90, 40)]), &mut changed).unwrap();
+        assert_eq!(map.runs().collect::<Vec<_>>(), [(90, 10), (110, 10), (125, 5)]);
+        assert_eq!(changed.changes(&map), Some(vec![change(120, 5)]), "the delta has the others");
+        let mut given_up = away.clone();
+        given_up.thaw();
+        assert_eq!(given_up.changes(), Some(vec![change(100, 10), change(120, 5)]));
+        away.settle();
+        let map = away.apply_to(bits(&[(90, 10), (110, 20)]), &mut changed).unwrap();
+        assert_eq!(map.runs().collect::<Vec<_>>(), [(90, 10), (110, 10), (125, 5)]);
+        away.replay(txg(3), 300, 1, false);
+        assert_eq!(away.changes(), None, "STORED-D2: the map may have it");
     }
 
     #[test]

@@ -95,6 +95,25 @@ impl RangeSet {
         to.add(at..range.end);
     }
 
+    /// Blocks of `range` in the set are removed, the others are added.
+    pub fn flip(&mut self, range: Range<u64>) {
+        if self.last_overlap(&range).is_none() {
+            self.add(range);
+            return;
+        }
+        let mut at = range.start;
+        let mut gaps = Vec::new();
+        for part in self.overlaps(range.clone()) {
+            gaps.push(at..part.start);
+            at = part.end;
+        }
+        gaps.push(at..range.end);
+        self.remove(range);
+        gaps.into_iter().for_each(|gap| {
+            self.add(gap);
+        });
+    }
+
     pub fn contains(&self, block: u64) -> bool {
         self.last_overlap(&(block..block + 1)).is_some()
     }
@@ -150,6 +169,7 @@ mod tests {
         Remove(u64, u64),
         Allocate(u64, u64),
         Free(u64, u64),
+        Flip(u64, u64),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -159,6 +179,7 @@ mod tests {
             span().prop_map(|(at, len)| Step::Remove(at, at + len)),
             span().prop_map(|(at, len)| Step::Allocate(at, at + len)),
             span().prop_map(|(at, len)| Step::Free(at, at + len)),
+            span().prop_map(|(at, len)| Step::Flip(at, at + len)),
         ];
         prop::collection::vec(step, 0..60)
     }
@@ -190,6 +211,15 @@ mod tests {
                     Step::Remove(from, to) => {
                         let gone = (from..to).filter(|x| model_a.remove(x)).count();
                         prop_assert_eq!(a.remove(from..to), gone as u64);
+                    }
+                    Step::Flip(from, to) => {
+                        let (had, new): (Vec<u64>, Vec<u64>) =
+                            (from..to).partition(|x| model_a.remove(x));
+                        model_a.extend(new);
+                        a.flip(from..to);
+                        had.into_iter().for_each(|x| assert!(!a.contains(x)));
+                        (from..to).for_each(|x| { model_b.remove(&x); });
+                        b.remove(from..to);
                     }
                     Step::Allocate(from, to) => {
                         for x in from..to {

@@ -19,6 +19,7 @@ use copyhold_types::{BlockAddr, Run, Txg};
 
 use crate::bits::Bits;
 use crate::budget::{Budget, Counts};
+use crate::changed::Changed;
 use crate::changes::Changes;
 use crate::chunk::LARGE_RUN;
 use crate::error::SpaceError;
@@ -27,6 +28,7 @@ use crate::metaslab::{Loaded, Map, MetaslabState};
 use crate::noted::{Away, Why, Worth};
 use crate::range_set::RangeSet;
 use crate::space::{Config, Shared, Space};
+use crate::stored::StoredMap;
 
 /// Of metaslabs without a map, which need no read, so many are loaded at once if memory is limited:
 /// a pool of up to 3 TiB has no more.
@@ -101,8 +103,8 @@ impl Restore {
         Ok(())
     }
 
-    /// The descriptor of a metaslab, and the map that it names. A metaslab that is not loaded has
-    /// no descriptor: nothing of it has ever been flushed.
+    /// The descriptor of a metaslab, and the map that it names, with its deltas. A metaslab that is
+    /// not loaded has no descriptor: nothing of it has ever been flushed.
     pub fn load(
         &mut self,
         id: MetaslabId,
@@ -189,7 +191,7 @@ impl Restore {
             }
             let usable = u64::from(layout.blocks_of(id.index)) - restored.fixed.blocks();
             let site = Site { id, layout, fixed: restored.fixed.clone() };
-            let state = settle(&site, restored, durable, self.config.all_warm)?;
+            let state = settle(&site, restored, durable, &self.config)?;
             let free = usable as i64 - state.allocated - state.deferred_blocks as i64;
             total += usable;
             (known.0, known.1) = (known.0 + state.allocated, known.1 + free);
@@ -238,10 +240,10 @@ fn settle(
     site: &Site,
     restored: Restored,
     durable: Option<Txg>,
-    all_warm: bool,
+    config: &Config,
 ) -> Result<MetaslabState, SpaceError> {
     let Restored { descriptor, logged, mut edits, why, .. } = restored;
-    let complete_to = descriptor.map(|descriptor| descriptor.complete_to);
+    let complete_to = descriptor.as_ref().map(|descriptor| descriptor.complete_to);
     edits.sort_by_key(|edit| (edit.txg, edit.free)); // RESTORE-O1
     let first_new = edits.partition_point(|edit| Some(edit.txg) <= complete_to);
     let mut live = Changes::default();
@@ -249,26 +251,28 @@ fn settle(
     let (map, allocated, deferred) = match why {
         None => {
             let mut logged = logged.unwrap_or_else(|| Bits::new(site.blocks()));
-            apply(&edits[first_new..], &mut logged);
+            let mut changed = Changed::none(site.blocks(), config.prefer_deltas);
+            apply(&edits[first_new..], &mut logged, &mut changed);
             let mut used = logged.clone();
             site.add_fixed(&mut used)?;
             let deferred = defer(&edits, durable, &mut used);
             let allocated = logged.count().into();
-            (Map::Loaded(Loaded::new(logged, &used, all_warm)), allocated, deferred)
+            (Map::Loaded(Loaded::new(logged, &used, changed, config)), allocated, deferred)
         }
         Some(why) => {
-            let longest = descriptor.map_or(site.blocks(), |known| known.longest_free);
+            let known = descriptor.as_ref();
+            let longest = known.map_or(site.blocks(), |known| known.longest_free);
             let good_chunks = good_chunks_at_least(longest);
             let worth = Worth { good_chunks, bytes: Loaded::bytes_max(site.blocks()) };
             let mut away = Away::new(why, worth);
-            let mut allocated = descriptor.map_or(0, |known| known.allocated.into());
+            let mut allocated = known.map_or(0, |known| known.allocated.into());
             for &Edit { txg, first, blocks, free } in &edits[first_new..] {
                 let new = away.replay(txg, first, blocks, free) as i64;
                 allocated += if free { -new } else { new };
             }
             // The log has all later edits of a block that it has an edit of.
             let mut used = Bits::new(site.blocks());
-            apply(&edits, &mut used);
+            apply(&edits, &mut used, &mut Changed::none(site.blocks(), false).unknown());
             site.add_fixed(&mut used)?;
             let mut deferred = defer(&edits, durable, &mut used);
             if why == Why::Unreadable {
@@ -280,7 +284,7 @@ fn settle(
         }
     };
     let deferred_blocks = deferred.values().flatten().map(|run| u64::from(run.1)).sum();
-    let installed = descriptor.and_then(|descriptor| descriptor.map);
+    let installed = descriptor.as_ref().and_then(StoredMap::of);
     let frozen = None;
     Ok(MetaslabState {
         fixed: site.fixed.clone(),
@@ -301,12 +305,9 @@ fn good_chunks_at_least(run: u32) -> u32 {
     (run / CHUNK_BLOCKS).max(is_in_one.into())
 }
 
-fn apply(edits: &[Edit], logged: &mut Bits) {
+fn apply(edits: &[Edit], logged: &mut Bits, changed: &mut Changed) {
     for edit in edits {
-        match edit.free {
-            true => logged.clear(edit.first, edit.blocks),
-            false => logged.set(edit.first, edit.blocks),
-        }
+        changed.assign(logged, (edit.first, edit.blocks), !edit.free);
     }
 }
 

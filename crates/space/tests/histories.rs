@@ -6,6 +6,8 @@ use copyhold_space::*;
 use copyhold_types::{BlockAddr, DeviceId, Run};
 use model::World;
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -178,13 +180,30 @@ fn apply(world: &mut World, step: Step) {
     }
 }
 
-fn run(mut world: World, steps: Vec<Step>) {
+/// Returns how many deltas of maps were written.
+fn run(mut world: World, steps: Vec<Step>) -> u32 {
     for step in steps {
         apply(&mut world, step);
         world.check();
     }
     world.crash(true);
     world.check();
+    world.deltas
+}
+
+#[test]
+fn histories_write_deltas_of_maps() {
+    let mut runner = TestRunner::deterministic();
+    for (prefer_deltas, maps_bytes) in [(true, None), (false, Some(1000))] {
+        let config = Config { prefer_deltas, maps_bytes, ..Config::default() };
+        let history = prop::collection::vec(step(), 150);
+        let deltas = (0..20).map(|_| {
+            let steps = history.new_tree(&mut runner).expect("no filter refuses it").current();
+            run(World::new(&[(2900, 256), (700, 256)], &fixed(), 2, config), steps)
+        });
+        let deltas: u32 = deltas.sum();
+        assert!(deltas > 20, "{deltas} with {config:?}");
+    }
 }
 
 fn fixed() -> Vec<Run> {
@@ -203,9 +222,10 @@ proptest! {
     fn a_small_and_often_full_space_behaves_as_a_vector_of_blocks(
         steps in prop::collection::vec(step(), 1..200),
         reserve in 0u64..400,
+        prefer_deltas in any::<bool>(),
     ) {
-        let config =
-            Config { reserve_blocks: Some(reserve), warm_blocks: Some(300), ..Config::default() };
+        let (reserve_blocks, warm_blocks) = (Some(reserve), Some(300));
+        let config = Config { reserve_blocks, warm_blocks, prefer_deltas, ..Config::default() };
         run(World::new(&[(2900, 1024), (700, 256)], &fixed(), 2, config), steps);
     }
 
@@ -223,8 +243,9 @@ proptest! {
     #[test]
     fn a_larger_space_with_lanes_behaves_as_a_vector_of_blocks(
         steps in prop::collection::vec(step(), 1..120),
+        prefer_deltas in any::<bool>(),
     ) {
-        let config = Config { warm_blocks: Some(1000), ..Config::default() };
+        let config = Config { warm_blocks: Some(1000), prefer_deltas, ..Config::default() };
         run(World::new(&[(9000, 2048), (3000, 4096)], &fixed(), 1, config), steps);
     }
 }

@@ -36,7 +36,11 @@ fn map(index: u32, allocated: u64) -> (Descriptor, SpaceMap) {
     };
     let (allocated, longest_free) = (map.allocated(), map.longest_free());
     let complete_to = txg(10);
-    (Descriptor { map: Some(at), allocated, complete_to, longest_free, is_lost: false }, map)
+    let deltas = Vec::new();
+    (
+        Descriptor { map: Some(at), deltas, allocated, complete_to, longest_free, is_lost: false },
+        map,
+    )
 }
 
 #[test]
@@ -108,12 +112,66 @@ fn a_map_that_belongs_elsewhere_is_refused() {
     let error = restore().load(ID, descriptor, Some(&other)).unwrap_err();
     assert!(matches!(error, SpaceError::Mismatch { metaslab: ID, what: "index", .. }), "{error}");
     let (descriptor, right) = map(1, 1);
-    let stale = Descriptor { complete_to: txg(11), ..descriptor };
+    let stale = Descriptor { complete_to: txg(11), ..descriptor.clone() };
     let error = restore().load(ID, stale, Some(&right)).unwrap_err();
     assert!(matches!(error, SpaceError::Mismatch { what: "complete_to", .. }), "{error}");
     let nowhere = MetaslabId { index: 4, ..ID };
     let error = restore().load(nowhere, descriptor, Some(&right)).unwrap_err();
     assert_eq!(error, SpaceError::NoMetaslab { metaslab: nowhere });
+}
+
+#[test]
+fn a_map_that_was_read_before_a_delta_was_added_is_refused() {
+    let (descriptor, map) = map(1, 0xff);
+    let mut restore = restore();
+    restore.leave(ID, descriptor.clone()).unwrap();
+    let space = restore.finish(Some(txg(10))).unwrap();
+    space.log_free(txg(12), run(1024 + 128, 2)).unwrap();
+    let job = space.freeze(ID, txg(12)).unwrap();
+    assert!(job.is_delta() && job.replaces().next().is_none());
+    // It comes while the delta is written.
+    space.log_free(txg(13), run(1024 + 132, 2)).unwrap();
+    let twice = space.log_free(txg(13), run(1024 + 129, 1));
+    assert!(matches!(twice, Err(SpaceError::NotAllocated { .. })), "{twice:?}");
+    let delta = job.encode().unwrap();
+    let at = NodePtr { digest: Digest(1), ..descriptor.map.unwrap() };
+    let wanted = Descriptor {
+        deltas: vec![at],
+        allocated: 6,
+        complete_to: txg(12),
+        longest_free: 768,
+        ..descriptor
+    };
+    assert_eq!(job.descriptor(Some(at)), wanted);
+    assert_eq!(space.oldest_pin(), Some(txg(12)), "MAPFLUSH-F3");
+    space.installed(job, Some(at));
+    assert_eq!(space.oldest_pin(), Some(txg(13)));
+    assert_eq!(space.cold_map(ID), Some(StoredMap::of(&wanted)));
+
+    let stale = space.load(ID, Some(&map)).unwrap_err();
+    assert!(
+        matches!(stale, SpaceError::Mismatch { what: "complete_to", .. }),
+        "STORED-D3: {stale}"
+    );
+    let both = SpaceMap::parse_parts(&map.encode(), &[delta]).unwrap();
+    assert_eq!(space.load(ID, Some(&both)), Ok(true));
+    assert_eq!(space.allocated_runs(ID), [run(1024 + 130, 2), run(1024 + 134, 2)]);
+    space.check();
+}
+
+#[test]
+fn a_map_that_is_away_with_edits_of_a_recovery_is_loaded_to_be_flushed() {
+    let (descriptor, map) = map(1, 0xff);
+    let mut restore = restore();
+    // The map may have it already (MAPFLUSH-F1).
+    restore.replay_free(txg(11), run(1024 + 128, 2)).unwrap();
+    restore.leave(ID, descriptor).unwrap();
+    let space = restore.finish(Some(txg(11))).unwrap();
+    assert!(space.needs_load(ID, txg(11)), "STORED-D2");
+    assert!(space.freeze(ID, txg(11)).is_none());
+    assert_eq!(space.load(ID, Some(&map)), Ok(true));
+    assert!(!space.needs_load(ID, txg(11)));
+    assert!(!space.freeze(ID, txg(11)).unwrap().is_delta(), "the whole map is one block");
 }
 
 #[test]
@@ -173,7 +231,7 @@ fn edits_of_a_metaslab_that_is_set_aside_are_logged_again_until_its_map_is_there
     let mut restore = restore();
     restore.replay_alloc(txg(9), run(1900, 10)).unwrap();
     restore.replay_alloc(txg(13), run(1500, 100)).unwrap();
-    restore.set_aside(ID, descriptor).unwrap();
+    restore.set_aside(ID, descriptor.clone()).unwrap();
     let space = restore.finish(Some(txg(13))).unwrap();
     let pins: Vec<Pin> = space.pins().collect();
     assert_eq!(pins, [Pin { metaslab: ID, oldest: txg(13), edits: 1, flushing: false }]);
@@ -182,7 +240,7 @@ fn edits_of_a_metaslab_that_is_set_aside_are_logged_again_until_its_map_is_there
 
     let job = space.freeze(ID, txg(15)).unwrap();
     assert!(job.is_set_aside());
-    assert_eq!((job.encode(), job.replaces()), (None, descriptor.map));
+    assert_eq!((job.encode(), job.replaces().count()), (None, 0));
     let (carried, steps) = carry_all(&space, &job, 8);
     assert_eq!((&carried.allocated[..], steps), (&[run(1510, 90)][..], 1));
     assert_eq!(carried.freed, [run(1024 + 128, 2), run(1500, 10)]);
@@ -190,13 +248,13 @@ fn edits_of_a_metaslab_that_is_set_aside_are_logged_again_until_its_map_is_there
     assert_eq!(space.oldest_pin(), Some(txg(13)), "MAPFLUSH-F3: until the record is durable");
     space.installed(job, None);
     assert_eq!(space.oldest_pin(), Some(txg(16)));
-    assert_eq!(space.missing_map(ID), Some((descriptor.map.unwrap(), txg(10))));
+    assert_eq!(space.missing_map(ID), StoredMap::of(&descriptor).map(|map| (map, txg(10))));
 
     // The next mount, whose log begins there, and which can read the map.
     let mut again = self::restore();
     carried.allocated.iter().for_each(|run| again.replay_alloc(txg(16), *run).unwrap());
     carried.freed.iter().for_each(|run| again.replay_free(txg(16), *run).unwrap());
-    again.load(ID, descriptor, Some(&sound)).unwrap();
+    again.load(ID, descriptor.clone(), Some(&sound)).unwrap();
     let wanted = [run(1024 + 130, 6), run(1510, 90)];
     assert_eq!(again.finish(None).unwrap().allocated_runs(ID), wanted);
 
@@ -208,7 +266,7 @@ fn edits_of_a_metaslab_that_is_set_aside_are_logged_again_until_its_map_is_there
     assert_eq!(space.release_deferred(txg(17)), 1024 - 96);
     space.check();
     let job = space.freeze(ID, txg(17)).unwrap();
-    assert_eq!((job.is_set_aside(), job.replaces()), (false, descriptor.map));
+    assert_eq!((job.is_set_aside(), job.replaces().next()), (false, descriptor.map));
     assert_eq!(space.supply(ID, &sound, txg(17)), Ok(false), "it is in use");
 }
 

@@ -40,7 +40,7 @@ impl Disk {
     fn load(&self, space: &Space, id: MetaslabId) {
         let _turn = self.turn.lock().unwrap();
         let Some(ptr) = space.cold_map(id) else { return };
-        let map = ptr.map(|_| SpaceMap::parse(&self.maps.lock().unwrap()[&id]).unwrap());
+        let map = ptr.map(|_: StoredMap| SpaceMap::parse(&self.maps.lock().unwrap()[&id]).unwrap());
         assert_eq!(space.load(id, map.as_ref()), Ok(true));
     }
 

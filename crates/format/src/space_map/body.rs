@@ -114,12 +114,19 @@ fn parse_runs(body: &[u8], blocks: u32) -> Result<Vec<u64>, FormatError> {
 }
 
 fn set(words: &mut [u64], first: u32, length: u32) {
+    masks(first, length).for_each(|(word, mask)| words[word] |= mask);
+}
+
+/// The words that a run touches, each with the bits of the run.
+pub(super) fn masks(first: u32, length: u32) -> impl Iterator<Item = (usize, u64)> {
+    let end = first + length;
     let mut at = first;
-    while at < first + length {
-        let bits = (64 - at % 64).min(first + length - at);
-        words[at as usize / 64] |= (!0u64 >> (64 - bits)) << (at % 64);
+    std::iter::from_fn(move || {
+        let bits = (64 - at % 64).min(end - at);
+        let item = (at as usize / 64, (!0u64).checked_shr(64 - bits)? << (at % 64));
         at += bits;
-    }
+        Some(item)
+    })
 }
 
 fn beyond(blocks: u32) -> FormatError {

@@ -2,9 +2,8 @@
 //!
 //! Problem.  A metaslab of a quiet pool has few allocated runs, one of an aged pool has holes in
 //!           every megabyte; one encoding would waste on one of them.
-//! Idea.     The map holds sorted runs as varints, or a bitmap, whichever is smaller. It is always
-//!           written whole: there is no chain of maps to follow, and its size is bounded by the
-//!           bitmap's (32 KiB per GiB).
+//! Idea.     The map holds sorted runs as varints, or a bitmap, whichever is smaller. So its size
+//!           is bounded by the bitmap's (32 KiB per GiB). A few `delta`s over it may follow.
 //! On disk.  A header of 48 bytes, the body, zeros to the end of the last block. All integers are
 //!           little-endian. The digest is in the `NodePtr` of the metaslab's [`Descriptor`].
 //!
@@ -31,10 +30,12 @@
 //! no harm (rule R5).
 
 mod body;
+mod delta;
 mod descriptor;
 mod error;
 
 pub use body::{RunsOf, runs};
+pub use delta::{Change, DELTAS_MAX, MapDelta};
 pub use descriptor::{Descriptor, METASLAB};
 
 use copyhold_types::{DeviceId, Txg};

@@ -69,15 +69,15 @@ fn old_pool() -> SimImage {
     image
 }
 
-fn may_have_fragments(label: &Label) -> bool {
-    label.features.incompat == Features::FRAGMENTS
+fn may_have_fragments_and_deltas(label: &Label) -> bool {
+    label.features.incompat == Features::FRAGMENTS | Features::MAP_DELTAS
 }
 
 #[test]
 fn a_new_pool_says_that_nodes_may_be_in_fragments() {
     let machine = Machine::on(SimImage::empty(BLOCKS));
-    assert!(may_have_fragments(&machine.create(&CreateOptions::default()).unwrap()));
-    assert!(may_have_fragments(&machine.label().0));
+    assert!(may_have_fragments_and_deltas(&machine.create(&CreateOptions::default()).unwrap()));
+    assert!(may_have_fragments_and_deltas(&machine.label().0));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn an_old_pool_says_it_from_the_first_mount_that_may_write() {
     assert_eq!(machine.disk.image(), image);
     machine.open(OpenOptions::default()).unwrap();
     let (label, is_same) = machine.label();
-    assert!(may_have_fragments(&label) && is_same, "{label:?}");
+    assert!(may_have_fragments_and_deltas(&label) && is_same, "{label:?}");
 }
 
 /// The pool opens, and both labels say it in the end; nothing else was written before one did.
@@ -103,7 +103,10 @@ fn the_power_may_fail_at_any_moment_of_that_mount() {
         let machine = Machine::on(image);
         machine.open(OpenOptions::default()).unwrap();
         let (label, is_same) = machine.label();
-        assert!(may_have_fragments(&label) && is_same, "after {writes} writes: {label:?}");
+        assert!(
+            may_have_fragments_and_deltas(&label) && is_same,
+            "after {writes} writes: {label:?}"
+        );
         if opened {
             break;
         }

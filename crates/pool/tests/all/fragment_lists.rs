@@ -145,8 +145,9 @@ async fn lists(pool: &Arc<Pool>, table: TableId) -> Vec<NodePtr> {
 async fn maps(pool: &Arc<Pool>) -> Vec<NodePtr> {
     let items = pool.range(Pool::TABLES, Key::MIN, Key::MAX, 1000).await.unwrap();
     let maps = items.iter().filter(|(key, _)| key.kind == METASLAB);
-    let maps = maps.filter_map(|(_, value)| Descriptor::parse(value).unwrap().map);
-    maps.filter(|ptr| ptr.fragmented).collect()
+    let maps = maps.map(|(_, value)| Descriptor::parse(value).unwrap());
+    let parts = maps.flat_map(|map| map.parts().collect::<Vec<_>>());
+    parts.filter(|ptr| ptr.fragmented).collect()
 }
 
 /// What is allocated once everything has been settled.

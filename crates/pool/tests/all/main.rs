@@ -14,6 +14,7 @@ mod growth;
 mod killed;
 mod layers;
 mod machine;
+mod map_deltas;
 mod maps_on_demand;
 mod promises;
 mod protected;

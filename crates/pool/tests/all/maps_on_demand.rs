@@ -80,7 +80,8 @@ fn a_pool_is_filled_and_emptied_with_few_maps_in_memory() {
         (pool.space(), kept)
     });
     let use_of_maps = map_use(&pool);
-    assert!(use_of_maps.loads > 128, "{use_of_maps:?}");
+    // A map is loaded to be allocated from or written whole, and not for a delta.
+    assert!(use_of_maps.loads > 64 && use_of_maps.deltas > 64, "{use_of_maps:?}");
     assert!(use_of_maps.loaded < 64, "{use_of_maps:?}");
     let seen = machine.rt.block_on(allocated(&pool));
     assert!(figures.free > BLOCKS / 4, "{figures:?}");

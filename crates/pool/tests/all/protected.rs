@@ -20,6 +20,8 @@ use crate::machine::Machine;
 const BLOCKS: u64 = 4096;
 const EIO: i32 = 5;
 const EILSEQ: i32 = 84;
+/// Features of a pool that may be written.
+const IN_USE: u64 = Features::FRAGMENTS | Features::MAP_DELTAS;
 
 struct World {
     machine: Machine,
@@ -116,7 +118,7 @@ fn the_label_names_the_protection_of_the_device() {
     }
     let (machine, _) = Machine::new_pool(1 << 20);
     let label = machine.rt.block_on(read_labels(&machine.device())).unwrap().label;
-    assert_eq!((label.namespace, label.features.incompat), (None, Features::FRAGMENTS));
+    assert_eq!((label.namespace, label.features.incompat), (None, IN_USE));
 }
 
 #[test]
@@ -183,7 +185,7 @@ fn bad_blocks_at_the_end_of_a_plain_pool_do_not_keep_it_closed() {
 #[test]
 fn a_label_names_the_protection_from_the_first_mount_that_may_write() {
     let world = World::new("4096+16:64b");
-    let incompat = Features::FRAGMENTS;
+    let incompat = IN_USE;
     let features = Features { incompat, ..world.label.features };
     let old = Label { features, namespace: None, ..world.label.clone() };
     let image = labelled(world.machine.disk.image(), &old);

@@ -64,6 +64,8 @@ pub(crate) struct World {
     puts: Vec<Put>,
     /// Maps may be cold since a crash, so that their counts are estimates.
     recovered: bool,
+    /// How many deltas were written.
+    pub(crate) deltas: u32,
 }
 
 impl World {
@@ -93,6 +95,7 @@ impl World {
             jobs: Vec::new(),
             puts: Vec::new(),
             recovered: false,
+            deltas: 0,
         };
         world.blocks = world.replay();
         world
@@ -162,8 +165,13 @@ impl World {
 
     /// The installed map of a metaslab that is cold, as [`Space::cold_map`] has it.
     fn cold_map(&self, id: MetaslabId) -> Option<Option<SpaceMap>> {
-        let map = |ptr: NodePtr| SpaceMap::parse(&self.maps[&ptr.copies[0].unwrap()]).unwrap();
-        Some(self.space.cold_map(id)?.map(map))
+        Some(self.space.cold_map(id)?.map(|stored| self.read(stored.parts())))
+    }
+
+    /// The map of these parts, the base first.
+    fn read(&self, parts: impl Iterator<Item = NodePtr>) -> SpaceMap {
+        let bytes: Vec<&[u8]> = parts.map(|ptr| &self.maps[&ptr.copies[0].unwrap()][..]).collect();
+        SpaceMap::parse_parts(&bytes[0], &bytes[1..]).unwrap()
     }
 
     pub(crate) fn load(&mut self, id: MetaslabId) {
@@ -436,13 +444,14 @@ impl World {
         let Some(pin) = self.space.pins().filter(waiting).min_by_key(|pin| pin.oldest) else {
             return;
         };
-        if self.space.cold_map(pin.metaslab).is_some() {
+        if self.space.needs_load(pin.metaslab, self.closed()) {
             assert!(self.space.freeze(pin.metaslab, self.closed()).is_none(), "its map is cold");
             self.load(pin.metaslab);
         }
         let Some(job) = self.space.freeze(pin.metaslab, self.closed()) else {
             panic!("{pin:?} cannot be flushed");
         };
+        self.deltas += u32::from(job.is_delta());
         assert!(self.space.freeze(pin.metaslab, self.closed()).is_none(), "one map at a time");
         self.jobs.push(job);
     }
@@ -458,9 +467,8 @@ impl World {
                 None => return self.space.abort(job),
             },
         };
-        if let Some(old) = job.replaces() {
-            old.runs().for_each(|run| self.log_free(run, false));
-        }
+        let replaced: Vec<NodePtr> = job.replaces().collect();
+        replaced.iter().flat_map(NodePtr::runs).for_each(|run| self.log_free(run, false));
         self.descriptors.push((txg, job.metaslab(), job.descriptor(map)));
         self.puts.push(Put { txg, job, map });
     }
@@ -556,7 +564,7 @@ impl World {
         self.closing = false;
         self.durable = Some(cut);
         self.allocated.clear();
-        let kept: Vec<Run> = self.current_maps().values().flat_map(NodePtr::runs).collect();
+        let kept: Vec<Run> = self.current_maps().iter().flat_map(NodePtr::runs).collect();
         for id in self.space.metaslabs().collect::<Vec<_>>() {
             for run in self.allocated_runs(id) {
                 let of_maps = |block: u64| {
@@ -572,15 +580,12 @@ impl World {
         }
     }
 
-    fn current_maps(&self) -> BTreeMap<MetaslabId, NodePtr> {
-        let mut maps = BTreeMap::new();
-        for (_, id, descriptor) in &self.descriptors {
-            match descriptor.map {
-                Some(map) => maps.insert(*id, map),
-                None => maps.remove(id),
-            };
-        }
-        maps
+    fn latest(&self) -> BTreeMap<MetaslabId, Descriptor> {
+        self.descriptors.iter().map(|(_, id, descriptor)| (*id, descriptor.clone())).collect()
+    }
+
+    fn current_maps(&self) -> Vec<NodePtr> {
+        self.latest().values().flat_map(|found| found.parts().collect::<Vec<_>>()).collect()
     }
 
     fn restore(&self, named: Option<Txg>) -> Space {
@@ -591,17 +596,12 @@ impl World {
                 false => restore.replay_alloc(edit.txg, edit.run).unwrap(),
             }
         }
-        let latest: BTreeMap<MetaslabId, Descriptor> =
-            self.descriptors.iter().map(|(_, id, descriptor)| (*id, *descriptor)).collect();
-        for (id, descriptor) in latest {
+        for (id, descriptor) in self.latest() {
             if descriptor.map.is_some() && !restore.has_room() {
                 restore.leave(id, descriptor).unwrap();
                 continue;
             }
-            let map = descriptor.map.map(|map| {
-                let bytes = &self.maps[&map.copies[0].unwrap()];
-                SpaceMap::parse(bytes).unwrap()
-            });
+            let map = descriptor.map.map(|_| self.read(descriptor.parts()));
             let descriptor = Descriptor::parse(&descriptor.encode()).unwrap();
             restore.load(id, descriptor, map.as_ref()).unwrap();
         }

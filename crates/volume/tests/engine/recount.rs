@@ -113,7 +113,7 @@ impl World {
         let items = pool.range(Pool::TABLES, Key::MIN, Key::MAX, usize::MAX);
         for (key, value) in self.rt.block_on(items).unwrap() {
             if key.kind == METASLAB {
-                nodes.extend(Descriptor::parse(&value).unwrap().map);
+                nodes.extend(Descriptor::parse(&value).unwrap().parts());
             }
         }
         let nodes: Vec<NodePtr> = nodes.into_iter().collect();

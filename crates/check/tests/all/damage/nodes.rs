@@ -36,7 +36,8 @@ fn maps(image: &SimImage) -> Vec<NodePtr> {
     let items = power.rt.block_on(pool.range(Pool::TABLES, Key::MIN, Key::MAX, usize::MAX));
     let items = items.unwrap();
     let maps = items.iter().filter(|(key, _)| key.kind == METASLAB);
-    maps.filter_map(|(_, value)| Descriptor::parse(value).unwrap().map).collect()
+    let maps = maps.map(|(_, value)| Descriptor::parse(value).unwrap());
+    maps.flat_map(|map| map.parts().collect::<Vec<_>>()).collect()
 }
 
 pub(crate) fn copies(ptr: &NodePtr) -> Vec<Run> {

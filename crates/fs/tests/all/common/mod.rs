@@ -143,8 +143,8 @@ pub(crate) async fn check_space(fs: &Filesystem) {
     }
     let maps = pool.range(Pool::TABLES, Key::MIN, Key::MAX, usize::MAX).await.unwrap();
     for (_, value) in maps.iter().filter(|(key, _)| key.kind == space_map::METASLAB) {
-        let map = space_map::Descriptor::parse(value).unwrap().map;
-        let map = pool.pieces_of(map.as_slice()).await.unwrap();
+        let map = space_map::Descriptor::parse(value).unwrap();
+        let map = pool.pieces_of(&map.parts().collect::<Vec<_>>()).await.unwrap();
         map.iter().flat_map(|ptr| ptr.runs()).for_each(&mut refer);
     }
     let system = pool.range(Pool::SYSTEM, Key::MIN, Key::MAX, usize::MAX).await.unwrap();
