@@ -19,7 +19,7 @@ use copyhold_format::log::{Batch, Frame, Record, RecordWriter, Records};
 use copyhold_format::node::{
     PartitionDescriptor, decode_ptr, encode_fragments, encode_ptr, parse_fragments,
 };
-use copyhold_format::space_map::{Descriptor, SpaceMap};
+use copyhold_format::space_map::{Change, Descriptor, MapDelta, SpaceMap};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_types::{BlockAddr, DeviceId, Digest, EpochId, InodeNo, Key, NodePtr, PoolId, Txg};
 use xxhash_rust::xxh3::xxh3_64;
@@ -137,6 +137,32 @@ pub(crate) fn space_map(data: &[u8]) {
     assert!(map.runs().all(|(at, blocks)| at + blocks <= map.place().blocks));
     assert!(map.longest_free() <= map.place().blocks);
     assert_eq!(SpaceMap::parse(&map.encode()), Ok(map));
+}
+
+/// Changes are in order and in the metaslab; over the map that they fit, they give the count that
+/// the delta says, and over any other map an error.
+pub(crate) fn map_delta(data: &[u8]) {
+    let Ok(delta) = MapDelta::parse(data) else { return };
+    assert_eq!(MapDelta::parse(&delta.encode()), Ok(delta.clone()));
+    let place = delta.place();
+    let mut words = vec![0; place.blocks.div_ceil(64) as usize];
+    let mut end = 0;
+    for &Change { first, blocks, allocated } in delta.changes() {
+        assert!(first >= end && blocks > 0);
+        end = first + blocks;
+        assert!(end <= place.blocks);
+        let freed = (first..end).filter(|_| !allocated);
+        freed.for_each(|block| words[block as usize / 64] |= 1 << (block % 64));
+    }
+    for words in [vec![0; words.len()], words] {
+        let map = SpaceMap::new(place, Txg::FIRST, words);
+        if let Ok(map) = map.with(&delta) {
+            assert_eq!(
+                (map.allocated(), map.complete_to()),
+                (delta.allocated(), delta.complete_to())
+            );
+        }
+    }
 }
 
 /// Items of files.

@@ -44,7 +44,7 @@ const fn quick(name: &'static str, run: fn(&[u8]), begin: fn() -> Vec<Vec<u8>>) 
 }
 
 /// All targets.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 18] = [
     quick("label", formats::label, formats::labels),
     quick("uberblock", formats::uberblock, formats::uberblocks),
     quick("frame", formats::frame, formats::frames),
@@ -54,6 +54,7 @@ pub const TARGETS: [Target; 17] = [
     quick("fragments", formats::fragments, formats::fragment_lists),
     quick("descriptors", formats::descriptors, formats::descriptor_list),
     quick("space_map", formats::space_map, formats::space_maps),
+    quick("map_delta", formats::map_delta, formats::map_deltas),
     quick("items", formats::items, formats::item_values),
     quick("families", formats::families, formats::family_values),
     quick("quota", formats::quota, formats::quota_values),

@@ -6,8 +6,8 @@ use copyhold_device::sim::SimImage;
 use copyhold_format::label::{AREA_BLOCKS, Label};
 use copyhold_format::log::{Batch, Frame, FrameKind};
 use copyhold_format::node::{FRAGMENTS_MAX, Fragment, Node, encode_fragments};
-use copyhold_format::space_map::SpaceMap;
-use copyhold_types::{BlockAddr, Buf, DeviceId, Digest, Key, Kind};
+use copyhold_format::space_map::{Change, MapDelta, MapRange, SpaceMap};
+use copyhold_types::{BlockAddr, Buf, DeviceId, Digest, Key, Kind, Txg};
 
 use crate::base::{CRASHED, SETTLED};
 use crate::machine::{How, Machine};
@@ -111,6 +111,19 @@ pub(crate) fn node_blocks() -> Vec<Vec<u8>> {
 
 pub(crate) fn space_maps() -> Vec<Vec<u8>> {
     blocks(|block| SpaceMap::parse(block).is_ok()).into_iter().map(trimmed).collect()
+}
+
+/// Made up: a small pool has none.
+pub(crate) fn map_deltas() -> Vec<Vec<u8>> {
+    let delta = |blocks: u32, every: u32| {
+        let place = MapRange { device: DeviceId(0), index: 1, first_block: 4096, blocks };
+        let change = |first| Change { first, blocks: 1 + first % 3, allocated: first % 2 == 0 };
+        let changes: Vec<Change> = (0..blocks - 2).step_by(every as usize).map(change).collect();
+        let allocated = changes.iter().filter(|run| run.allocated).map(|run| run.blocks).sum();
+        let complete_to = Txg::FIRST.next();
+        MapDelta::new(place, Txg::FIRST, complete_to, allocated, changes).encode()
+    };
+    vec![delta(1024, 7), delta(256, 4), delta(4096, 1000)]
 }
 
 /// A few items of each kind, of all tables.
