@@ -75,6 +75,9 @@ pub struct Outcome {
     pub reached: u64,
     /// Histories whose pool was larger in the end ([`Plan::grows`]).
     pub grown: u64,
+    /// Space maps that pools wrote whole, and deltas of such.
+    pub whole_maps: u64,
+    pub map_deltas: u64,
     /// Extents of files that the last recovery found, by their checksum mode.
     pub by_mode: ByMode,
     /// Blocks that a bad drive did not write and a read refused, by the mode of their extent.
@@ -96,6 +99,8 @@ impl Outcome {
         self.recoveries += other.recoveries;
         self.reached += other.reached;
         self.grown += other.grown;
+        self.whole_maps += other.whole_maps;
+        self.map_deltas += other.map_deltas;
         modes::add(&mut self.by_mode, &other.by_mode);
         modes::add(&mut self.lost_writes, &other.lost_writes);
         self.forgotten += other.forgotten;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use copyhold_device::sim::{Fault, FaultRates, Lasting, SimDisk, SimImage, Trigger};
 use copyhold_format::label::Label;
-use copyhold_pool::{OpenOptions, Pool, PoolError};
+use copyhold_pool::{OpenOptions, Pool, PoolError, map_use};
 use copyhold_runtime::BoxFuture;
 use copyhold_types::{NodePtr, Purpose, Run};
 
@@ -225,6 +225,9 @@ impl History {
     fn end(&mut self, weather: Weather, machine: &Machine, pool: Arc<Pool>) -> SimDisk {
         check_credits(&pool);
         machine.disk.disarm();
+        let maps = map_use(&pool);
+        self.outcome.whole_maps += maps.wholes;
+        self.outcome.map_deltas += maps.deltas;
         match weather {
             Weather::Calm | Weather::HostFull => self.end_well(machine, &pool),
             Weather::Killed => self.kill(machine),

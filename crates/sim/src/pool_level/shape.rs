@@ -54,6 +54,7 @@ impl Shape {
             clean_data_bytes: 0,
             maps_bytes: if few_maps { FEW_MAPS } else { 64 << 20 },
             run_max,
+            prefer_deltas: id % 2 == 1,
             tail_verify_bytes: dice.pick(&[16 << 10, 64 << 20, 64 << 20]),
             handover_edits: if create.partition_leaves == Some(2) { 1 } else { 1024 },
             carried_runs: if create.partition_leaves == Some(2) { 2 } else { 512 },

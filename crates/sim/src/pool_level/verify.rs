@@ -188,11 +188,12 @@ pub(crate) async fn lists(pool: &Arc<Pool>) -> Vec<NodePtr> {
     lists
 }
 
-/// Every space map.
+/// Every space map and delta of one.
 pub(crate) async fn maps(pool: &Arc<Pool>) -> Result<Vec<NodePtr>, PoolError> {
     let items = pool.range(Pool::TABLES, Key::MIN, Key::MAX, usize::MAX).await?;
     let maps = items.iter().filter(|(key, _)| key.kind == METASLAB);
     Ok(maps
-        .filter_map(|(_, value)| Descriptor::parse(value).expect("the pool's own").map)
+        .map(|(_, value)| Descriptor::parse(value).expect("the pool's own"))
+        .flat_map(|descriptor| descriptor.parts().collect::<Vec<_>>())
         .collect())
 }

@@ -201,6 +201,11 @@ fn frees_beside_a_map_that_its_load_forgets_are_noticed() {
 }
 
 #[test]
+fn changes_that_come_while_a_map_is_written_and_no_delta_has_are_noticed() {
+    is_noticed_with_few_maps(Sabotage::ForgetLateChanges);
+}
+
+#[test]
 fn requests_that_are_granted_beside_maps_in_memory_are_noticed() {
     is_noticed_with_few_maps(Sabotage::GrantUnloaded);
 }

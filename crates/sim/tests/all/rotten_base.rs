@@ -99,7 +99,8 @@ async fn check_space(pool: &Pool) {
     let mut blocks: u64 = nodes(pool).await.iter().map(|(_, _, ptr)| size(ptr)).sum();
     let items = pool.range(Pool::TABLES, Key::MIN, Key::MAX, usize::MAX).await.expect("whole");
     for (_, value) in items.iter().filter(|(key, _)| key.kind == METASLAB) {
-        blocks += Descriptor::parse(value).expect("the pool's own").map.as_ref().map_or(0, size);
+        let descriptor = Descriptor::parse(value).expect("the pool's own");
+        blocks += descriptor.parts().map(|part| size(&part)).sum::<u64>();
     }
     let space = pool.space_map();
     let runs = space.metaslabs().flat_map(|id| space.allocated_runs(id));

@@ -33,7 +33,15 @@ fn histories_of_every_level_hold() {
         let least = if level == Level::Full { SEEDS / 3 } else { SEEDS / 2 };
         let reached = sum.reached;
         assert!(reached > least, "{}: only {reached} of {SEEDS} histories did", level.name());
+        meet_deltas(level, &sum);
     }
+}
+
+/// Histories of pools write space maps whole, and what changed in them.
+fn meet_deltas(level: Level, sum: &Outcome) {
+    let (wholes, deltas) = (sum.whole_maps, sum.map_deltas);
+    println!("{}: {wholes} space maps were written, and {deltas} deltas", level.name());
+    assert!(level != Level::Pool || wholes > SEEDS && deltas > SEEDS);
 }
 
 #[test]
@@ -93,6 +101,7 @@ fn hold_with(setting: impl Fn(Plan) -> Plan) {
         };
         assert!((0..SEEDS).any(differs), "{}: the setting changes nothing", level.name());
         assert!(sum.recoveries > 0, "{}: no history was recovered", level.name());
+        meet_deltas(level, &sum);
     }
 }
 
