@@ -65,7 +65,7 @@ pub struct Shares {
     pub nodes: u64,
     /// The blocks of the largest pool for which the same choices are no error.
     pub blocks_max: u64,
-    /// Space maps, all of them if they are small.
+    /// The most for space maps. Where all of them take less, the rest of it is shared out.
     pub maps: u64,
 }
 
@@ -108,9 +108,8 @@ impl Shares {
             return Err(SharesError::TooLittle { budget, least });
         }
         let left = budget / 100 * USABLE - fixed;
-        let part = (budget / MAPS_PART).max(MAPS_MIN).min(left.saturating_sub(REST_MIN));
-        let maps = all.min(part);
-        let rest = left - maps;
+        let maps = (budget / MAPS_PART).max(MAPS_MIN).min(left.saturating_sub(REST_MIN));
+        let rest = left - all.min(maps);
         let divided = Shares::divided(budget, rest, delta);
         divided.map(|shares| Shares { tight_group, maps, ..shares }).map_err(|most| {
             let delta = delta.unwrap_or_default();
@@ -198,7 +197,8 @@ fn metaslabs(pool_blocks: u64) -> u64 {
     pool_blocks / 4096
 }
 
-/// All maps: two bits for each block, and a little for each MiB.
+/// All maps: two bits for each block, and a little for each MiB. Of a pool with more metaslabs than
+/// its size needs they take more, some hundred bytes for each, which no share has.
 fn maps(pool_blocks: u64) -> u64 {
     pool_blocks / 4 + pool_blocks / 32
 }
@@ -238,7 +238,8 @@ mod tests {
     fn nobody_has_more_than_there_is() {
         for mib in [128, 200, 256, 512, 1024, 3072, 4096, 65_536, u64::MAX / MIB] {
             let shares = of(mib * MIB, None).unwrap();
-            let rest = total(shares) + PROCESS + metaslabs(POOL) + shares.maps;
+            let maps = maps(POOL).min(shares.maps);
+            let rest = total(shares) + PROCESS + metaslabs(POOL) + maps;
             assert!(rest <= mib * MIB / 100 * USABLE, "{mib}: {shares:?}");
             assert!(shares.nodes >= mib * MIB / 20, "{mib}: {shares:?}");
         }
@@ -310,7 +311,7 @@ mod tests {
         let shares = Shares::of(Some(256 * MIB), None, blocks, MACHINE).unwrap();
         assert_eq!(shares.maps, 16 * MIB);
         let small = of(256 * MIB, None).unwrap();
-        assert_eq!(small.maps, maps(POOL));
+        assert_eq!(small.maps, 16 * MIB);
         assert!(shares.nodes > small.nodes * 3 / 4, "{shares:?}, {small:?}");
     }
 
