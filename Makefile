@@ -98,6 +98,11 @@ bench: ## beside other filesystems (root): JOB=core AGAINST=btrfs,ext4,null ROUN
 	$(TARGET)/release/copyhold-bench $(JOB) --against $(AGAINST) --rounds $(ROUNDS) \
 		$(if $(PLOT),--plot $(PLOT))
 
+.PHONY: large-pools
+large-pools: ## pools of 100 TiB and 10 TiB with memory=256M (root, ten minutes): DIR=
+	scripts/setup.sh build
+	scripts/large-pools.sh $(DIR)
+
 .PHONY: scenarios
 scenarios: ## quota scenarios, beside kernel btrfs (root): TARGETS=copyhold,btrfs
 	scripts/setup.sh build bench
