@@ -154,6 +154,7 @@ impl Load {
         let before = Moment::now(target)?;
         let (mut ops, mut syncs) = (0, Vec::new());
         let mut moments = Vec::from_iter(before.flushes);
+        let began_all = Instant::now();
         for _ in 0..self.txgs {
             interrupt.check()?;
             ops += records.overwrite(Bounds::ops(self.ops_per_txg))?.ops();
@@ -162,7 +163,9 @@ impl Load {
             syncs.push(began.elapsed());
             moments.extend(flushes(target)?);
         }
-        let mut samples = times_of_syncs(variant, syncs);
+        let iops = ops as f64 / began_all.elapsed().as_secs_f64();
+        let mut samples = vec![Sample::new(variant, "iops", "ops/s", iops)];
+        samples.extend(times_of_syncs(variant, syncs));
         samples.extend(Flushes::units_between(&moments, variant));
         samples.extend(before.samples(target, variant, ops, ("per txg", self.txgs.into()))?);
         Ok(samples)

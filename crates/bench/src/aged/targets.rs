@@ -12,7 +12,8 @@ const THRESHOLD: &str = "flush=threshold";
 const FRAGMENTATION: Bound = Bound::AtLeast(75.0);
 /// Writes of maps in a txg, with the log and without.
 const MAP_WRITES: Bound = Bound::AtMost(0.02);
-/// Overwrites a second where the operations of the device are the limit, with the log and without.
+/// Overwrites a second, syncs included, where the operations of the device are the limit, with the
+/// log and without.
 const IOPS: Bound = Bound::AtLeast(1.4);
 /// The same beside a kernel filesystem.
 const IOPS_OF_PEERS: Bound = Bound::AtLeast(1.0);
@@ -24,12 +25,13 @@ const P99: Bound = Bound::AtMost(1.0);
 const ONE_PASS_METRIC: &str = "free.txg.one_pass";
 
 /// The metric, of the default arm beside another, with its target.
-const RATIOS: [(&str, &str, Option<Bound>); 7] = [
+const RATIOS: [(&str, &str, Option<Bound>); 8] = [
     ("free.txg.writes.map", STOCK, Some(MAP_WRITES)),
     ("free.txg.writes", STOCK, None),
     ("free.txg.sync_mean", STOCK, None),
     ("limited.txg.sync_mean", STOCK, None),
-    ("limited.loop.durable_iops", STOCK, Some(IOPS)),
+    ("limited.txg.iops", STOCK, Some(IOPS)),
+    ("limited.loop.durable_iops", STOCK, None),
     ("free.loop.p99", THRESHOLD, Some(P99)),
     ("free.loop.device_bytes", THRESHOLD, None),
 ];
@@ -77,8 +79,9 @@ mod tests {
             (Kind::Copyhold, "image.fragmentation") => Some(91.0),
             (Kind::Copyhold, "default.free.txg.writes.map") => Some(20.0),
             (Kind::Copyhold, "spacelog=off.free.txg.writes.map") => Some(2000.0),
+            (Kind::Copyhold, "default.limited.txg.iops") => Some(1500.0),
+            (Kind::Copyhold, "spacelog=off.limited.txg.iops") => Some(1000.0),
             (Kind::Copyhold, "default.limited.loop.durable_iops") => Some(1500.0),
-            (Kind::Copyhold, "spacelog=off.limited.loop.durable_iops") => Some(1000.0),
             (Kind::Copyhold, "default.free.txg.units_per_txg_most") => Some(8.0),
             (Kind::Copyhold, "default.free.txg.units_per_txg_mean") => Some(2.0),
             (Kind::Ext4, "default.limited.loop.durable_iops") => Some(2000.0),
@@ -88,7 +91,7 @@ mod tests {
         let expected = [
             of("fragmentation", 91.0, FRAGMENTATION),
             of("free.txg.writes.map.to.spacelog=off", 0.01, MAP_WRITES),
-            of("limited.loop.durable_iops.to.spacelog=off", 1.5, IOPS),
+            of("limited.txg.iops.to.spacelog=off", 1.5, IOPS),
             of("units.most_to_mean.default", 4.0, UNITS),
             of("limited.loop.durable_iops.to.ext4", 0.75, IOPS_OF_PEERS),
         ];

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use copyhold_device::sim::SimImage;
 use copyhold_pool::{
-    CreateOptions, Limits, OpenOptions, Pool, StockFigures, end_txg, flush_figures,
+    CreateOptions, Limits, OpenOptions, Pool, StockFigures, Tier, end_txg, flush_figures,
 };
 use copyhold_runtime::{Rt, Runtime};
 use copyhold_types::{Purpose, Run};
 
 use crate::extents::write;
-use crate::machine::Machine;
+use crate::machine::{Machine, allocate, free};
 
 const METASLABS: u64 = 64;
 
@@ -74,6 +74,35 @@ fn with_the_log_no_txg_writes_maps() {
         end_txg(&pool).await;
         assert_eq!(pool.devices().counters().purposes[Purpose::Map as usize].writes, 0);
         assert_eq!(flush_figures(&pool).stock, None);
+    });
+}
+
+/// The maps of a full pool go where the reserve is.
+#[test]
+fn a_txg_of_a_full_pool_writes_its_maps() {
+    let machine = machine();
+    machine.rt.block_on(async {
+        let (pool, _) = filled(&machine, false).await;
+        let mut runs = Vec::new();
+        for step in [64, 8, 1] {
+            while pool.reserve(step, Tier::Write).await.is_ok() {
+                runs.extend(allocate(&pool, step).await);
+            }
+        }
+        assert!(pool.reserve(1, Tier::Write).await.is_err(), "the pool is not full");
+        for part in 0..3 {
+            let before = stock(&pool);
+            let (dirty, _) = flush_figures(&pool).metaslabs;
+            end_txg(&pool).await;
+            let (figures, (left, _)) = (stock(&pool), flush_figures(&pool).metaslabs);
+            assert!(figures.maps >= before.maps + dirty && left <= dirty / 2, "{part}: {left}");
+            pool.space_map().check();
+            // Frees come through, however full it is.
+            free(&pool, &[runs.pop().unwrap()]).await;
+        }
+        free(&pool, &runs).await;
+        end_txg(&pool).await;
+        assert!(pool.reserve(runs.len() as u64, Tier::Write).await.is_ok());
     });
 }
 

@@ -7,7 +7,9 @@ use std::time::Duration;
 use copyhold_device::DynDevice;
 use copyhold_device::sim::{Lasting, SimConfig, SimDevice, SimImage};
 use copyhold_format::space_map::{Descriptor, METASLAB};
-use copyhold_pool::{CreateOptions, Limits, OpenOptions, Pool, Tier, Transaction};
+use copyhold_pool::{
+    CreateOptions, Limits, OpenOptions, Pool, Tier, Transaction, end_txg, flush_figures,
+};
 use copyhold_runtime::{Rt, Runtime, SeededRuntime};
 use copyhold_types::{DeviceId, Key, Kind, Purpose, Run, TableId};
 use futures_util::future::{Either, select};
@@ -115,6 +117,31 @@ fn an_error_that_passes_costs_nothing() {
     let pool = machine.open();
     assert_eq!(pool.space_map().set_aside(), []);
     machine.free_all(&pool);
+    machine.assert_freed(&pool);
+}
+
+/// STOCK-M2: passes write the other maps, and the log does not wait for this one.
+#[test]
+fn in_stock_mode_a_map_that_cannot_be_read_is_left_out() {
+    let mut machine = Machine::new();
+    machine.switch_on_again();
+    machine.break_map(Lasting::Forever);
+    let pool = machine.open_with(Limits { space_log: false, ..Limits::default() });
+    machine.rt.block_on(async {
+        free(&pool, &machine.runs).await;
+        for txg in 1..=100 {
+            allocate(&pool, 1).await;
+            end_txg(&pool).await;
+            let stock = flush_figures(&pool).stock.unwrap();
+            assert!(stock.txgs == txg && stock.maps >= txg && stock.passes < 8 * txg, "{stock:?}");
+        }
+    });
+    assert!(pool.log_use().live_blocks < 50, "{:?}", pool.log_use());
+    assert_eq!(pool.space_map().set_aside().len(), 1);
+    drop(pool);
+    machine.switch_on_again();
+    let pool = machine.open();
+    machine.settle(&pool);
     machine.assert_freed(&pool);
 }
 
