@@ -4,22 +4,27 @@
 //!           From then on all writers wait for the same batch, and fill its room at once: a write
 //!           takes no time or a tenth of a second, and a second while metadata is being flushed.
 //! Idea.     (Linux, `balance_dirty_pages`.) Above half of its part of the limit, a write waits for
-//!           the time in which as much data leaves memory, multiplied by a factor that grows with
-//!           the fill: nothing at half, once at three quarters, ever more towards the end. So the
-//!           fill stays near three quarters, and the last quarter takes the writes while the device
-//!           is busy with other things.
+//!           the time in which as many blocks leave memory as it has added, multiplied by a factor
+//!           that grows with the fill: nothing at half, once at three quarters, ever more towards
+//!           the end. So the fill stays near three quarters, and the last quarter takes the writes
+//!           while the device is busy with other things.
 //! Rate.     Data leaves memory in batches, so the rate is an average: windows of a fifth of a
 //!           second or longer, each with its share of two seconds. The first window is shorter:
 //!           until then no write waits here.
-//! Queue.    The writers of a subvolume have one clock. Each write begins when the waits of those
-//!           before it have ended.
+//! Queue.    The writers of a subvolume have one clock. The wait of each write begins when the
+//!           waits of those before it have ended.
 //!
-//! DIRTYPACE-D1  A write waits here only above half of its part, while half of the limit is used,
-//!               for `WAIT_MAX` at most, and with no lock that suspends a task. Bytes that a cache
-//!               in front took earlier do not wait. Without parts ([`Arm::Off`]) no write does.
+//! DIRTYPACE-D1  A write waits only above half of its part, while half of the limit is used, for
+//!               `WAIT_MAX` at most, and with no lock that suspends a task. Bytes that a cache in
+//!               front took earlier do not wait. Without parts ([`Arm::Off`]) no write does.
 //! DIRTYPACE-D2  Nothing is kept of a subvolume without dirty data.
 //! DIRTYPACE-D3  Only time in which its writes would wait counts for the rate of a subvolume: else
 //!               the rate is that of its writers, and not of the device.
+//! DIRTYPACE-D4  A write waits behind its change, for the blocks that it has added to memory; one
+//!               over blocks that are in memory already waits for nothing. A copy of many steps
+//!               ends behind the first one that is to wait, with a short count.
+//! DIRTYPACE-D5  A front end gets the wait ([`Paced`]), and ends before it all that other requests
+//!               of the tenant wait for in the daemon. Other callers wait in the call.
 //!
 //! [`Arm::Off`]: copyhold_memory::Arm::Off
 
@@ -41,6 +46,27 @@ const PAUSE: Nanos = 1_000_000_000;
 /// Waits shorter than this add up.
 const WAIT_MIN: Nanos = 1_000_000;
 const WAIT_MAX: Nanos = 200_000_000;
+
+/// The result of a request, and its wait for write-back (DIRTYPACE-D5).
+#[must_use = "the request waits for write-back"]
+pub struct Paced<T> {
+    result: T,
+    wait: Option<BoxFuture<'static, ()>>,
+}
+
+impl<T> Paced<T> {
+    pub(crate) fn new(result: T, wait: Option<BoxFuture<'static, ()>>) -> Paced<T> {
+        Paced { result, wait }
+    }
+
+    /// Waits, at most a fifth of a second, and returns the result.
+    pub async fn wait(self) -> T {
+        if let Some(wait) = self.wait {
+            wait.await;
+        }
+        self.result
+    }
+}
 
 pub(crate) struct DirtyPace {
     rt: Rt,
@@ -128,7 +154,7 @@ impl DirtyPace {
         self.entries.store(paces.len(), Relaxed);
     }
 
-    /// The wait of a write, if it is worth a timer.
+    /// The wait of a write that has added blocks, if it is worth a timer. It begins now.
     pub(crate) fn wait(
         &self,
         subvol: SubvolId,

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use copyhold_memory::{
     Admission, Event as MemoryEvent, Limit, MemoryClass, MemoryOwner, Scarce, stalled,
 };
-use copyhold_runtime::Rt;
+use copyhold_runtime::{BoxFuture, Rt};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::{BLOCK_BYTES, Nanos, SubvolId};
 use copyhold_volume::tenant_of;
@@ -251,15 +251,21 @@ impl Filesystem {
     }
 }
 
-/// Before a write of so many bytes: waits for its part of the time in which as much data is written
-/// back, as far as memory is filled (DIRTYPACE-D1).
-pub(crate) async fn follow_write_back(fs: &Filesystem, subvol: &Subvol, bytes: usize) {
-    let (room, owner) = (&fs.flusher.room, subvol.volume.owner());
-    let Some(fill) = room.bytes.fill(fs.pool.memory(), owner) else { return };
-    let blocks = bytes as f64 / BLOCK_BYTES as f64;
-    if let Some(wait) = room.pace.wait(subvol.id(), blocks, fill) {
-        Box::pin(stalled(owner, || fs.rt.now(), wait)).await;
+/// Behind a write that has added so many blocks to memory: its wait for the time in which as many
+/// are written back, as far as memory is filled (DIRTYPACE-D1).
+pub(crate) fn wait_for_write_back(
+    fs: &Filesystem,
+    subvol: &Subvol,
+    blocks: usize,
+) -> Option<BoxFuture<'static, ()>> {
+    if blocks == 0 {
+        return None;
     }
+    let (room, owner) = (&fs.flusher.room, subvol.volume.owner());
+    let fill = room.bytes.fill(fs.pool.memory(), owner)?;
+    let wait = room.pace.wait(subvol.id(), blocks as f64, fill)?;
+    let (owner, rt) = (owner.clone(), fs.rt.clone());
+    Some(Box::pin(async move { stalled(&owner, || rt.now(), wait).await }))
 }
 
 /// Whether this group, or one above, is above its `max`.

@@ -98,10 +98,12 @@ pub use changes::{Brief, Change, Changes, Fact, Named, Names, Places, Side, Targ
 pub use checksum_mode::{checksum_mode_of, set_checksum_mode};
 pub use clean::DataCache;
 pub use dir::{DirEntry, ListFlags, RenameFlags};
+pub use dirty_pace::Paced;
 pub use entry_names::EntryNames;
 pub use error::{FsError, Result};
 pub use evict::evict;
-pub use file::{FallocateMode, ReadData, ReadFlags, Seek, WriteFlags};
+pub use file::{FallocateMode, ReadData, ReadFlags, Seek, WriteData, WriteFlags};
+pub use file::{copy_paced, write_paced};
 pub use filesystem::Filesystem;
 pub use find_name::{kept_name, names_in};
 pub use names::{Absent, AbsentNames, Looked, NameCounts, NameEvent, NameFigures, Victim};

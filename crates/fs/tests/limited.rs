@@ -17,13 +17,14 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 
+use common::tenants::{file as file_of, root_of, subvolume};
 use common::*;
 use copyhold_device::DynDevice;
-use copyhold_fs::{FallocateMode, Filesystem, NodeId, Options};
+use copyhold_fs::{FallocateMode, Filesystem, NodeId, Options, WriteData, WriteFlags, write_paced};
 use copyhold_pool::{FlushPolicy, Limits};
 use copyhold_runtime::{Rt, Runtime};
 use copyhold_types::Nanos;
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 
 const BLOCKS: u64 = 1 << 17;
 /// Blocks of the file that is overwritten, and of the one that is full of holes.
@@ -46,6 +47,11 @@ fn drawn(state: &Cell<u64>) -> u64 {
 struct Waits(Vec<Nanos>);
 
 impl Waits {
+    fn of(mut waits: Vec<Nanos>) -> Waits {
+        waits.sort_unstable();
+        Waits(waits)
+    }
+
     fn at(&self, share: f64) -> f64 {
         self.0[((self.0.len() - 1) as f64 * share) as usize] as f64 / MS
     }
@@ -82,13 +88,23 @@ async fn aged(fs: &Arc<Filesystem>) -> NodeId {
 }
 
 async fn overwrite(world: &World, fs: &Arc<Filesystem>, file: NodeId, writes: u64) -> Waits {
-    let (left, waits, draw) = (Cell::new(writes), RefCell::new(Vec::new()), Cell::new(2));
+    let left = Cell::new(writes);
+    let go_on = || left.replace(left.get().saturating_sub(1)) > 0;
+    overwrite_while(world, fs, file, go_on).await
+}
+
+async fn overwrite_while(
+    world: &World,
+    fs: &Arc<Filesystem>,
+    file: NodeId,
+    go_on: impl Fn() -> bool,
+) -> Waits {
+    let (waits, draw) = (RefCell::new(Vec::new()), Cell::new(2));
     let writer = |writer: u64| {
-        let (left, waits, draw) = (&left, &waits, &draw);
+        let (go_on, waits, draw) = (&go_on, &waits, &draw);
         async move {
             let data = pattern(writer as u8, 4096);
-            while left.get() > 0 {
-                left.set(left.get() - 1);
+            while go_on() {
                 let before = world.rt.now();
                 write(fs, file, drawn(draw) % FILE_BLOCKS * 4096, &data).await;
                 waits.borrow_mut().push(world.rt.now() - before);
@@ -97,13 +113,19 @@ async fn overwrite(world: &World, fs: &Arc<Filesystem>, file: NodeId, writes: u6
         }
     };
     join_all((0..WRITERS).map(writer)).await;
-    let mut waits = waits.into_inner();
-    waits.sort_unstable();
-    Waits(waits)
+    Waits::of(waits.into_inner())
 }
 
 /// The waits once memory is full.
 fn measured(flush: FlushPolicy, writes: u64) -> Waits {
+    once_full(flush, async |world, fs, file| overwrite(world, fs, file, writes).await)
+}
+
+/// The result of `work` once memory is full of dirty data of the file.
+fn once_full<T>(
+    flush: FlushPolicy,
+    work: impl AsyncFnOnce(&World, &Arc<Filesystem>, NodeId) -> T,
+) -> T {
     let world = World::with_log(3, BLOCKS, 8 << 20);
     world.run(async {
         let limits = Limits { delta_bytes: 8 << 20, flush, ..Limits::default() };
@@ -113,11 +135,32 @@ fn measured(flush: FlushPolicy, writes: u64) -> Waits {
         let file = aged(&fs).await;
         world.device.set_interval(INTERVAL);
         overwrite(&world, &fs, file, 2 * DIRTY_BYTES / 4096).await;
-        let waits = overwrite(&world, &fs, file, writes).await;
+        let done = work(&world, &fs, file).await;
         world.device.set_interval(0);
         world.close(fs).await;
-        waits
+        done
     })
+}
+
+/// The waits of `write` for so many times, one in every `pause`, beside writers that overwrite the
+/// file without end.
+async fn beside_writers(
+    (world, fs, file): (&World, &Arc<Filesystem>, NodeId),
+    (times, pause): (u64, Duration),
+    write: impl AsyncFn(u64),
+) -> Waits {
+    let (is_done, waits) = (Cell::new(false), RefCell::new(Vec::new()));
+    let timed = async {
+        for n in 0..times {
+            let before = world.rt.now();
+            write(n).await;
+            waits.borrow_mut().push(world.rt.now() - before);
+            world.rt.sleep(pause).await;
+        }
+        is_done.set(true);
+    };
+    join(timed, overwrite_while(world, fs, file, || !is_done.get())).await;
+    Waits::of(waits.into_inner())
 }
 
 /// DIRTYPACE: a write waits about as long as another one; with even flushes, also while metadata
@@ -135,4 +178,56 @@ fn writers_wait_alike_on_a_slow_device() {
     }
     assert!(even.at(1.0) <= 20.0 * even.fair(), "{} ms", even.at(1.0));
     assert!(even.at(0.999) < threshold.at(0.999));
+}
+
+/// DIRTYPACE-D4: a block that is dirty already adds nothing to memory.
+#[test]
+fn a_write_over_dirty_blocks_waits_for_nothing() {
+    let waits = once_full(FlushPolicy::Even, async |world, fs, file| {
+        let pause = Duration::from_millis(1);
+        beside_writers((world, fs, file), (2000, pause), async |n| {
+            write(fs, file, 0, &pattern(n as u8, 4096)).await;
+        })
+        .await
+    });
+    waits.print("one block");
+    assert!(waits.at(0.9) < 0.1, "{} ms", waits.at(0.9));
+}
+
+/// DIRTYPACE-D5: the call itself takes no time, and its wait is as long as in other calls.
+#[test]
+fn a_front_end_gets_the_wait_of_a_write() {
+    let (calls, waits) = once_full(FlushPolicy::Even, async |world, fs, file| {
+        let (calls, draw) = (RefCell::new(Vec::new()), Cell::new(3));
+        let pause = Duration::from_millis(1);
+        let waits = beside_writers((world, fs, file), (2000, pause), async |n| {
+            let (before, data) = (world.rt.now(), pattern(n as u8, 4096));
+            let (data, at) = (WriteData::Bytes(&data), drawn(&draw) % FILE_BLOCKS * 4096);
+            let written = write_paced(fs, file, at, data, WriteFlags::default()).await.unwrap();
+            calls.borrow_mut().push(world.rt.now() - before);
+            assert_eq!(written.wait().await, 4096);
+        })
+        .await;
+        (Waits::of(calls.into_inner()), waits)
+    });
+    calls.print("calls");
+    waits.print("calls and waits");
+    assert!(calls.at(0.9) < 0.1 && waits.at(0.5) > 1.0);
+}
+
+/// DIRTYPACE: a tenant that writes ten blocks a second does not wait for writers without end.
+#[test]
+fn a_tenant_that_writes_little_does_not_wait_for_one_that_writes_without_end() {
+    let waits = once_full(FlushPolicy::Even, async |world, fs, file| {
+        let tenant = subvolume(fs, "tenant").await;
+        let quiet = file_of(fs, root_of(tenant), "file").await;
+        let draw = Cell::new(4);
+        let pause = Duration::from_millis(100);
+        beside_writers((world, fs, file), (200, pause), async |n| {
+            write(fs, quiet, drawn(&draw) % 256 * 4096, &pattern(n as u8, 4096)).await;
+        })
+        .await
+    });
+    waits.print("ten writes a second");
+    assert!(waits.at(0.99) < 1.0, "{} ms", waits.at(0.99));
 }

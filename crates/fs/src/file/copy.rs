@@ -13,7 +13,7 @@
 //! COPY-Y3  One request takes at most [`STEPS_MAX`] steps of bounded work and yields between them.
 //!          It returns a short count then, and callers repeat it, so a signal ends a long copy
 //!          between two requests. It also returns behind the first step that is delayed
-//!          (THROTTLE-T2).
+//!          (THROTTLE-T2, DIRTYPACE-D4).
 //! COPY-Y4  Under the locks of the files, a share asks its limit and does not wait for room: that
 //!          takes steps of deletions, for up to half a minute. It waits without locks, and then
 //!          begins again (ROOM-W1).
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use copyhold_format::item::{Extent, ExtentState};
 use copyhold_pool::{KeptNodes, Tier, Transaction};
-use copyhold_runtime::yield_now;
+use copyhold_runtime::{BoxFuture, yield_now};
 use copyhold_types::{BLOCK_BYTES, Pointer, Run};
 use copyhold_volume::quota::{self, Request};
 
@@ -31,6 +31,8 @@ use super::copy_hole::{content_at, copy_hole, hole_at};
 use super::extent_map::{MapEdit, extent_bytes};
 use super::extents::{CHUNK, Extents};
 use super::install::count_blocks;
+use crate::dirty_pace::Paced;
+use crate::dirty_room::wait_for_write_back;
 use crate::inode::InodeRef;
 use crate::item_bytes::{INODE_BYTES, KEY_BYTES};
 use crate::permit::way_of_copy;
@@ -48,6 +50,9 @@ const SHARE_EXTENTS: usize = 96;
 /// Steps of one request (COPY-Y3): 32 MiB that are copied take about 0.1 s, and 256 MiB in large
 /// extents are shared in less.
 const STEPS_MAX: usize = 32;
+
+/// The wait for write-back that a request owes.
+type Wait = Option<BoxFuture<'static, ()>>;
 
 /// An extent of the source where the target is to have it.
 struct Piece {
@@ -80,42 +85,57 @@ impl Filesystem {
         (to, to_offset): (NodeId, u64),
         len: u64,
     ) -> Result<u64> {
-        self.writable()?;
-        let (source, target) = (self.inode(from).await?, self.inode(to).await?);
-        source.expect_file()?;
-        target.expect_file()?;
-        let way = way_of_copy(self, to_offset, target.state().shown.size);
-        self.permit(&target, way)?;
-        let overlap = from_offset.abs_diff(to_offset) < len;
-        if from == to && overlap && len > 0 {
-            return Err(FsError::Invalid("source and target overlap"));
-        }
-        if len > 0 && !caller.is_privileged() {
-            Box::pin(self.strip_privileges(&target, Some(caller))).await?;
-        }
-        let request = CopyRequest { fs: self, source: &source, target: &target };
-        let copied = request.serve(from_offset, to_offset, len).await?;
-        if copied > 0 && !self.breaks(Sabotage::CopyUnsynced) {
-            self.content_changed(&target).await?;
-        }
-        Ok(copied)
+        let copied = copy_paced(self, caller, (from, from_offset), (to, to_offset), len).await;
+        Ok(copied?.wait().await)
     }
 }
 
-/// The bytes that the target has now, and the memory that the step took.
+/// As [`Filesystem::copy_file_range_by`]. Returns the wait for write-back, too, which a front end
+/// makes behind the request.
+pub async fn copy_paced(
+    fs: &Arc<Filesystem>,
+    caller: &Caller,
+    (from, from_offset): (NodeId, u64),
+    (to, to_offset): (NodeId, u64),
+    len: u64,
+) -> Result<Paced<u64>> {
+    fs.writable()?;
+    let (source, target) = (fs.inode(from).await?, fs.inode(to).await?);
+    source.expect_file()?;
+    target.expect_file()?;
+    let way = way_of_copy(fs, to_offset, target.state().shown.size);
+    fs.permit(&target, way)?;
+    let overlap = from_offset.abs_diff(to_offset) < len;
+    if from == to && overlap && len > 0 {
+        return Err(FsError::Invalid("source and target overlap"));
+    }
+    if len > 0 && !caller.is_privileged() {
+        Box::pin(fs.strip_privileges(&target, Some(caller))).await?;
+    }
+    let request = CopyRequest { fs, source: &source, target: &target };
+    let (copied, wait) = request.serve(from_offset, to_offset, len).await?;
+    if copied > 0 && !fs.breaks(Sabotage::CopyUnsynced) {
+        fs.content_changed(&target).await?;
+    }
+    Ok(Paced::new(copied, wait))
+}
+
+/// The bytes that the target has now, the memory that the step took, and the blocks that it has
+/// added to dirty data.
 struct Step {
     bytes: u64,
     memory: usize,
+    fresh: usize,
 }
 
 impl Step {
     /// It was not possible.
-    const NONE: Step = Step { bytes: 0, memory: 0 };
+    const NONE: Step = Step { bytes: 0, memory: 0, fresh: 0 };
 
     /// Of a hole: the items of extents that it replaces, one for each chunk at the least.
     fn of_hole(bytes: u64) -> Step {
         let items = bytes.div_ceil(CHUNK * BLOCK) as usize;
-        Step { bytes, memory: items * (KEY_BYTES + extent_bytes(0)) }
+        Step { bytes, memory: items * (KEY_BYTES + extent_bytes(0)), fresh: 0 }
     }
 }
 
@@ -127,7 +147,8 @@ struct CopyRequest<'r> {
 }
 
 impl CopyRequest<'_> {
-    async fn serve(&self, from_offset: u64, to_offset: u64, len: u64) -> Result<u64> {
+    /// The bytes copied, and the wait for write-back.
+    async fn serve(&self, from_offset: u64, to_offset: u64, len: u64) -> Result<(u64, Wait)> {
         let mut copied = 0;
         for step in 0..STEPS_MAX {
             if copied == len {
@@ -141,15 +162,18 @@ impl CopyRequest<'_> {
                 Ok(Step { bytes: 0, .. }) => break,
                 Ok(step) => {
                     copied += step.bytes;
-                    if slow_above_high(self.fs, &self.target.subvol, step.memory).await {
-                        break;
+                    let wait = wait_for_write_back(self.fs, &self.target.subvol, step.fresh);
+                    if slow_above_high(self.fs, &self.target.subvol, step.memory).await
+                        || wait.is_some()
+                    {
+                        return Ok((copied, wait));
                     }
                 }
                 Err(error) if copied == 0 => return Err(error),
                 Err(_) => break,
             }
         }
-        Ok(copied)
+        Ok((copied, None))
     }
 
     /// A step, when the target's group has room in its part of unflushed edits.
@@ -174,13 +198,12 @@ impl CopyRequest<'_> {
             return copy_hole(fs, target, to_at, hole).await.map(Step::of_hole);
         }
         let step = content_at(fs, source, at, rest.min(STEP - at % BLOCK)).await?;
-        let bytes = self.copy_step(at, to_at, step as usize).await?;
-        Ok(Step { bytes, memory: bytes as usize })
+        self.copy_step(at, to_at, step as usize).await
     }
 
-    async fn copy_step(&self, from_offset: u64, to_offset: u64, len: usize) -> Result<u64> {
+    async fn copy_step(&self, from_offset: u64, to_offset: u64, len: usize) -> Result<Step> {
         let data = self.fs.read(self.source.node, from_offset, len).await?;
-        let mut at = to_offset;
+        let (mut at, mut fresh) = (to_offset, 0);
         for slice in data.slices() {
             let flags = WriteFlags { partial: true, ..WriteFlags::default() };
             let taken = self.fs.write_part(self.target, at, slice, flags).await;
@@ -188,12 +211,14 @@ impl CopyRequest<'_> {
                 Err(refused) if at > to_offset && refused.is_full() => break,
                 taken => taken?,
             };
-            at += taken as u64;
-            if taken < slice.len() {
+            at += taken.bytes as u64;
+            fresh += taken.fresh;
+            if taken.bytes < slice.len() {
                 break;
             }
         }
-        Ok(at - to_offset)
+        let bytes = at - to_offset;
+        Ok(Step { bytes, memory: bytes as usize, fresh })
     }
 
     /// Bytes that could be shared; none: the next ones are to be copied.
@@ -317,7 +342,7 @@ impl CopyRequest<'_> {
                         fs.has_written(target, &mut state);
                         (state.shown.mtime, state.shown.ctime) = (now, now);
                         state.logged(item, txg);
-                        return Ok(Step { bytes, memory: cost });
+                        return Ok(Step { bytes, memory: cost, fresh: 0 });
                     }
                     Err(unread) => unread,
                 }

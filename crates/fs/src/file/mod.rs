@@ -28,9 +28,10 @@ mod together;
 mod truncate;
 mod write;
 
+pub use copy::copy_paced;
 pub(crate) use dirty::FileData;
 pub use fallocate::FallocateMode;
 pub use read::{ReadData, ReadFlags};
 pub use seek::Seek;
 pub(crate) use sync::WriteReason;
-pub use write::WriteFlags;
+pub use write::{WriteData, WriteFlags, write_paced};

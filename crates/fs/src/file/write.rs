@@ -18,7 +18,8 @@ use smallvec::SmallVec;
 
 use super::extent_map::extent_bytes;
 use super::slot::Slot;
-use crate::dirty_room::follow_write_back;
+use crate::dirty_pace::Paced;
+use crate::dirty_room::wait_for_write_back;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::item_bytes::KEY_BYTES;
 use crate::permit::Way;
@@ -46,6 +47,23 @@ pub struct WriteFlags {
     /// A cache in front took the bytes earlier, from a descriptor that may write. Flags that the
     /// file got since, immutable or append-only, do not refuse them.
     pub accepted: bool,
+}
+
+/// The data of a write.
+#[derive(Debug)]
+pub enum WriteData<'a> {
+    /// Bytes that are copied.
+    Bytes(&'a [u8]),
+    /// The first bytes, so many, of a buffer that is kept instead of copied where that is cheaper.
+    Buffer(Buf, usize),
+}
+
+/// The part of a write that was taken.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Taken {
+    pub(super) bytes: usize,
+    /// Blocks that were not in memory before.
+    pub(super) fresh: usize,
 }
 
 /// The bytes of a write.
@@ -100,6 +118,42 @@ fn add(held: &mut Option<Promise>, more: Option<Promise>) {
     }
 }
 
+/// Writes `data`, as [`Filesystem::write`] or, with [`WriteFlags::partial`],
+/// [`Filesystem::write_some`]. Returns how many bytes were taken, and the wait for write-back,
+/// which a front end makes behind the request (DIRTYPACE-D5).
+pub async fn write_paced(
+    fs: &Arc<Filesystem>,
+    node: NodeId,
+    offset: u64,
+    data: WriteData<'_>,
+    flags: WriteFlags,
+) -> Result<Paced<usize>> {
+    let accepted = flags.accepted && !fs.breaks(Sabotage::JudgeAgain);
+    let flags = WriteFlags { accepted, ..flags };
+    let input = match &data {
+        WriteData::Bytes(bytes) => Input::Copied(bytes),
+        WriteData::Buffer(buf, len) => kept_or_copied(buf, *len, offset, flags)?,
+    };
+    let inode = fs.inode(node).await?;
+    let taken = fs.take_input(&inode, offset, input, flags).await?;
+    let mut wait = None;
+    // THROTTLE-T3, DIRTYPACE-D1.
+    if !flags.accepted {
+        wait = wait_for_write_back(fs, &inode.subvol, taken.fresh);
+        slow_above_high(fs, &inode.subvol, taken.bytes).await;
+    }
+    fs.content_changed(&inode).await?;
+    Ok(Paced::new(taken.bytes, wait))
+}
+
+fn kept_or_copied(buf: &Buf, len: usize, offset: u64, flags: WriteFlags) -> Result<Input<'_>> {
+    let bytes = buf.get(..len).ok_or(FsError::Invalid("more bytes than the buffer has"))?;
+    let keep = offset.is_multiple_of(BLOCK)
+        && !flags.append
+        && (buf.blocks() == 1 || buf.blocks() >= KEEP_BLOCKS);
+    Ok(if keep { Input::Kept(buf, bytes, 0) } else { Input::Copied(bytes) })
+}
+
 impl Filesystem {
     /// Takes all bytes or fails. They are safe after an fsync, and will not fail for lack of space.
     pub async fn write(
@@ -110,7 +164,7 @@ impl Filesystem {
         flags: WriteFlags,
     ) -> Result<()> {
         let flags = WriteFlags { partial: false, ..flags };
-        self.write_input(node, offset, Input::Copied(data), flags).await.map(drop)
+        Ok(_ = write_paced(self, node, offset, WriteData::Bytes(data), flags).await?.wait().await)
     }
 
     /// As [`Self::write`], but takes the blocks that there is room for, in whole blocks from the
@@ -123,7 +177,7 @@ impl Filesystem {
         flags: WriteFlags,
     ) -> Result<usize> {
         let flags = WriteFlags { partial: true, ..flags };
-        self.write_input(node, offset, Input::Copied(data), flags).await
+        Ok(write_paced(self, node, offset, WriteData::Bytes(data), flags).await?.wait().await)
     }
 
     /// Writes the first `len` bytes of `data`, which is kept instead of copied where that is
@@ -136,31 +190,7 @@ impl Filesystem {
         len: usize,
         flags: WriteFlags,
     ) -> Result<usize> {
-        let bytes = data.get(..len).ok_or(FsError::Invalid("more bytes than the buffer has"))?;
-        let keep = offset.is_multiple_of(BLOCK)
-            && !flags.append
-            && (data.blocks() == 1 || data.blocks() >= KEEP_BLOCKS);
-        let input = if keep { Input::Kept(&data, bytes, 0) } else { Input::Copied(bytes) };
-        self.write_input(node, offset, input, flags).await
-    }
-
-    async fn write_input(
-        self: &Arc<Self>,
-        node: NodeId,
-        offset: u64,
-        input: Input<'_>,
-        flags: WriteFlags,
-    ) -> Result<usize> {
-        let accepted = flags.accepted && !self.breaks(Sabotage::JudgeAgain);
-        let flags = WriteFlags { accepted, ..flags };
-        let inode = self.inode(node).await?;
-        let taken = self.take_input(&inode, offset, input, flags).await?;
-        // THROTTLE-T3.
-        if !flags.accepted {
-            slow_above_high(self, &inode.subvol, taken).await;
-        }
-        self.content_changed(&inode).await?;
-        Ok(taken)
+        Ok(write_paced(self, node, offset, WriteData::Buffer(data, len), flags).await?.wait().await)
     }
 
     /// One of several writes that [`Self::content_changed`] ends.
@@ -170,7 +200,7 @@ impl Filesystem {
         offset: u64,
         data: &[u8],
         flags: WriteFlags,
-    ) -> Result<usize> {
+    ) -> Result<Taken> {
         self.take_input(inode, offset, Input::Copied(data), flags).await
     }
 
@@ -180,22 +210,18 @@ impl Filesystem {
         offset: u64,
         input: Input<'_>,
         flags: WriteFlags,
-    ) -> Result<usize> {
+    ) -> Result<Taken> {
         self.permit_in(&inode.subvol)?;
         self.pool_runs()?;
         inode.expect_file()?;
         let len = input.bytes().len();
         if len == 0 {
-            return Ok(0);
+            return Ok(Taken::default());
         }
         before_change(self, inode.subvol.volume.owner()).await?;
-        if !flags.accepted {
-            follow_write_back(self, &inode.subvol, len).await;
-            self.pool_runs()?;
-        }
         self.wait_for_room(&inode.subvol).await?;
-        if self.overwrite(inode, offset, input, flags).await {
-            return Ok(len);
+        if let Some(fresh) = self.overwrite(inode, offset, input, flags).await {
+            return Ok(Taken { bytes: len, fresh });
         }
         let _data = inode.lock.write().await;
         let size = inode.state().shown.size;
@@ -210,33 +236,33 @@ impl Filesystem {
         taken.inspect_err(|refused| self.report_refusal(&inode.subvol, refused))
     }
 
-    /// Bytes that were taken.
     async fn write_steps(
         self: &Arc<Self>,
         inode: &InodeRef,
         offset: u64,
         input: Input<'_>,
         partial: bool,
-    ) -> Result<usize> {
-        let (mut at, mut rest) = (offset, input);
+    ) -> Result<Taken> {
+        let (mut at, mut rest, mut fresh) = (offset, input, 0);
         while !rest.bytes().is_empty() {
             if at > offset {
                 self.wait_for_room(&inode.subvol).await?;
             }
             let step = (STEP_BYTES - (at % BLOCK) as usize).min(rest.bytes().len());
             let (head, tail) = rest.split(step);
-            let reached = match self.write_step(inode, at, head, partial).await {
+            let (reached, added) = match self.write_step(inode, at, head, partial).await {
                 // A call that continues from there gets the error.
                 Err(refused) if partial && at > offset && refused.is_full() => break,
                 reached => reached?,
             };
+            fresh += added;
             let is_whole = reached == at + step as u64;
             (at, rest) = (reached, tail);
             if !is_whole {
                 break;
             }
         }
-        Ok((at - offset) as usize)
+        Ok(Taken { bytes: (at - offset) as usize, fresh })
     }
 
     /// Content or size of a file has changed, by any operation: the change is made durable now if
@@ -249,21 +275,22 @@ impl Filesystem {
     }
 
     /// Takes whole blocks within the file, if there is room for them at once, while others read and
-    /// overwrite it, too. Whether it has; if not, nothing has happened.
+    /// overwrite it, too. Returns how many of them were not in memory before; `None`: nothing has
+    /// happened.
     async fn overwrite(
         self: &Arc<Self>,
         inode: &InodeRef,
         offset: u64,
         input: Input<'_>,
         flags: WriteFlags,
-    ) -> bool {
+    ) -> Option<usize> {
         let len = input.bytes().len();
         let whole = offset.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK_BYTES);
         if !whole || len > STEP_BYTES || flags.append || flags.kill_priv {
-            return false;
+            return None;
         }
         let blocks = (len / BLOCK_BYTES) as u64;
-        let Ok(mut reserved) = self.promise_now(&inode.subvol, blocks) else { return false };
+        let mut reserved = self.promise_now(&inode.subvol, blocks).ok()?;
         let mut slots: SmallVec<[(u64, Slot); 1]> = SmallVec::with_capacity(blocks as usize);
         let mut rest = input;
         for block in offset / BLOCK..offset / BLOCK + blocks {
@@ -272,22 +299,22 @@ impl Filesystem {
             rest = tail;
         }
         let _shared = inode.lock.read().await;
-        let dirt = {
+        let (fresh, dirt) = {
             let mut state = inode.state();
             let end = offset.saturating_add(len as u64);
             let way = if flags.accepted { Way::Accepted } else { Way::Overwrite };
             let may = state.permit(way).is_ok() && inode.subvol.writable().is_ok();
             if state.gone || end > state.shown.size || !may || state.data.cut.wants_steps() {
-                return false;
+                return None;
             }
             let wanted = slots.iter().map(|(block, _)| state.data.unreserved(*block)).sum();
             state.data.add_reserved(reserved.split(wanted));
-            self.put_dirty(inode, &mut state, slots, end, false);
+            let fresh = self.put_dirty(inode, &mut state, slots, end, false);
             self.has_written(inode, &mut state);
-            self.list_file(inode, &mut state)
+            (fresh, self.list_file(inode, &mut state))
         };
         self.schedule_writeback(inode, dirt);
-        true
+        Some(fresh)
     }
 
     fn may_write(&self, inode: &Inode, offset: u64, len: usize, accepted: bool) -> Result<()> {
@@ -300,14 +327,14 @@ impl Filesystem {
         state.permit(if accepted { Way::Accepted } else { way })
     }
 
-    /// The end in the file of the blocks taken.
+    /// The end in the file of the blocks taken, and how many of them were not in memory before.
     async fn write_step(
         self: &Arc<Self>,
         inode: &InodeRef,
         at: u64,
         input: Input<'_>,
         partial: bool,
-    ) -> Result<u64> {
+    ) -> Result<(u64, usize)> {
         let end = at + input.bytes().len() as u64;
         let size = inode.state().shown.size;
         let mut slots = Vec::with_capacity((end.div_ceil(BLOCK) - at / BLOCK) as usize + 1);
@@ -413,7 +440,8 @@ impl Filesystem {
     }
 
     /// As [`Self::insert_blocks`], but those behind the first `old` have new content; with
-    /// [`Take::Some`] perhaps not all, but one of these. Returns the end of the blocks taken.
+    /// [`Take::Some`] perhaps not all, but one of these. Returns the end of the blocks taken, and
+    /// how many of them were not in memory before.
     async fn insert(
         self: &Arc<Self>,
         inode: &InodeRef,
@@ -421,11 +449,11 @@ impl Filesystem {
         old: usize,
         mut end: u64,
         take: Take,
-    ) -> Result<u64> {
+    ) -> Result<(u64, usize)> {
         let mut held: Option<Promise> = None;
         // Preallocated space is not shared before the data put there is dirty.
         let mut in_place: Option<(_, Hold)> = None;
-        loop {
+        let fresh = loop {
             let have = held.as_ref().map_or(0, Promise::blocks);
             let missing = {
                 let mut state = inode.state();
@@ -440,11 +468,11 @@ impl Filesystem {
                         items.spend_metadata();
                     }
                     let has_new = slots.len() > old;
-                    self.put_dirty(inode, &mut state, slots, end, in_place.is_some());
+                    let fresh = self.put_dirty(inode, &mut state, slots, end, in_place.is_some());
                     if has_new {
                         self.has_written(inode, &mut state);
                     }
-                    break;
+                    break fresh;
                 }
                 wanted - have
             };
@@ -478,11 +506,12 @@ impl Filesystem {
                 continue;
             };
             add(&mut held, Some(more));
-        }
+        };
         self.note_dirty(inode);
-        Ok(end)
+        Ok((end, fresh))
     }
 
+    /// Returns how many of the blocks were not in memory before.
     fn put_dirty(
         &self,
         inode: &Inode,
@@ -490,7 +519,7 @@ impl Filesystem {
         slots: impl IntoIterator<Item = (u64, Slot)>,
         end: u64,
         in_place: bool,
-    ) {
+    ) -> usize {
         debug_assert_eq!(inode.kind, crate::FileKind::Regular);
         let now = self.now();
         let logged = state.item.size;
@@ -507,5 +536,6 @@ impl Filesystem {
         if self.breaks(Sabotage::LeakCharge) {
             std::mem::forget(inode.owner().charge(MemoryClass::Dirty, 1));
         }
+        fresh
     }
 }

@@ -1,9 +1,11 @@
 //! Changes of content: writes, copies and preallocation.
 //!
-//! A turn ends before the kernel is notified (TURN-Q2), and before a delay because of limits of
-//! memory (TURN-Q5).
+//! A turn ends before the kernel is notified (TURN-Q2), before a delay because of limits of memory,
+//! and before a wait for write-back (TURN-Q5).
 
-use copyhold_fs::{FallocateMode, NodeId as FsNode, Uses, WriteFlags};
+use copyhold_fs::{
+    FallocateMode, NodeId as FsNode, Paced, Uses, WriteData, WriteFlags, copy_paced, write_paced,
+};
 use copyhold_fuse::protocol::{Caller, CopyRange, Fallocate, NodeId, Write};
 use copyhold_fuse::{Errno, Payload, Reply};
 
@@ -52,22 +54,20 @@ impl Adapter {
         let turn = self.turn(node, length).await;
         let was_privileged = write.kill_suidgid
             && Box::pin(self.fs.getattr(node)).await.map_err(errno)?.mode & SET_ID != 0;
-        let written = if length >= KEEP_BYTES {
-            self.fs.write_buf(node, write.offset, data.take(), length, flags).await
-        } else if partial {
-            self.fs.write_some(node, write.offset, data.bytes(), flags).await
-        } else {
-            self.fs.write(node, write.offset, data.bytes(), flags).await.map(|()| length)
+        let data = match length >= KEEP_BYTES {
+            true => WriteData::Buffer(data.take(), length),
+            false => WriteData::Bytes(data.bytes()),
         };
+        let written = write_paced(&self.fs, node, write.offset, data, flags).await;
         // TURN-Q2.
         drop(turn);
         if was_privileged {
             self.forget_attributes(inode);
         }
-        let written = written.map(|bytes| bytes as u32).map_err(errno);
         if is_direct {
             self.pages.written(&self.fs, self.notifier.get(), node, range).await;
         }
+        let written = paced(written).await.map(|bytes| bytes as u32);
         // THROTTLE-T3.
         if !accepted {
             self.delay(node).await;
@@ -103,12 +103,18 @@ impl Adapter {
         let (caller, was_privileged) = self.writer(by, to).await?;
         let ends = ((from, copy.offset), (to, copy.target_offset));
         let turn = self.turn(to, copy.length as usize).await;
-        let copied = self.fs.copy_file_range_by(&caller, ends.0, ends.1, copy.length).await;
+        let copied = copy_paced(&self.fs, &caller, ends.0, ends.1, copy.length).await;
         drop(turn);
         if was_privileged {
             self.forget_attributes(copy.target);
         }
+        let copied = paced(copied).await;
         self.delay(to).await;
-        copied.map_err(errno)
+        copied
     }
+}
+
+/// The result of a change, behind its wait for write-back.
+async fn paced<T>(changed: copyhold_fs::Result<Paced<T>>) -> Reply<T> {
+    Ok(changed.map_err(errno)?.wait().await)
 }

@@ -28,9 +28,10 @@
 //! TURN-Q3  Requests that wait for other processes (locks, questions of programs) take no turn.
 //! TURN-Q4  Two tenants never share a lane. The lanes of a tenant without requests go when others
 //!          have sent requests for a while, or are alone.
-//! TURN-Q5  A request that is delayed because its group is above `high` has no turn meanwhile
-//!          (`fs::throttle`, THROTTLE-T4). One that waits for write-back or a flush of its own data
-//!          keeps its turn; an fsync, which makes room, has a lane without such requests.
+//! TURN-Q5  A request that is delayed because its group is above `high`, or that follows the pace
+//!          of write-back, has no turn meanwhile (THROTTLE-T4, DIRTYPACE-D5). One that waits for
+//!          room or a flush of its own data keeps its turn; an fsync, which makes room, has a lane
+//!          without such requests.
 //!
 //! A request that waits is parked, so its memory is charged to its subvolume, as class `request`.
 
