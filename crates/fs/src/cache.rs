@@ -28,6 +28,7 @@
 
 mod held;
 mod queues;
+mod runs;
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -44,6 +45,7 @@ use rustc_hash::FxHashMap;
 
 use self::held::{Held, Surplus};
 use self::queues::Queues;
+use self::runs::Runs;
 use crate::inode::{Inode, InodeRef, InodeState};
 use crate::subvol::Subvol;
 use crate::uses::Notes;
@@ -61,6 +63,8 @@ pub(crate) struct InodeCache {
     lookups_max: usize,
     /// A shard is, or was when it was last looked at.
     crowded: AtomicBool,
+    /// Look-ups of inodes that are not in memory.
+    runs: Runs,
 }
 
 type Guard<'a> = MutexGuard<'a, ShardMap>;
@@ -126,6 +130,7 @@ impl InodeCache {
             per_shard_max: options.inodes_max.div_ceil(SHARDS).max(1),
             lookups_max: options.lookups_max,
             crowded: AtomicBool::new(false),
+            runs: Runs::default(),
         }
     }
 
@@ -143,6 +148,10 @@ impl InodeCache {
     /// Whether an inode is in memory; no use of it.
     pub(crate) fn has(&self, node: NodeId) -> bool {
         self.shard(node).map.lock().is_cached(node)
+    }
+
+    pub(crate) fn runs(&self) -> &Runs {
+        &self.runs
     }
 
     /// Taken, and the cache asked again, before an inode is read from the table (CACHE-C1).

@@ -53,6 +53,8 @@ ranks! {
     CallerLanes,
     /// A shard of the inodes in memory.
     InodeCache,
+    /// The last look-ups of some directories.
+    LookUpRuns,
     /// Access times that wait to be logged.
     AccessTimes,
     /// The subvolumes that were requested.

@@ -7,13 +7,16 @@
 //!           entries are read, each once and many at a time ([`read_together`]). Hashes are spread
 //!           evenly, so that keys at even distances name the directory's next leaves, and these
 //!           are read in the same way.
+//!           Look-ups by name that come in the order of the entries have windows, too
+//!           (`cache::runs`).
 //! Cost.     Where all buckets and inodes are in memory, one look into the cache of inodes for
-//!           each entry with attributes.
+//!           each entry with attributes, and for each look-up.
 //!
 //! INOAHEAD-W1  A window has at most as many entries as come before it, which its place among the
 //!              hashes tells; for inodes, [`INODES_MIN`] to [`INODES_MAX`]; for the directory's
 //!              leaves, none to [`ENTRIES_MAX`], and [`LEAVES_MAX`] leaves. So a listing that ends
 //!              early has read little in vain, and a small directory is read as without windows.
+//!              Windows of look-ups are those of INORDER-O2.
 //! INOAHEAD-W2  The reads belong to the call: they end with it, or when it is dropped.
 //! INOAHEAD-W3  If memory is scarce (AHEAD-A1, AHEAD-A2), or a node is not kept or not readable,
 //!              the call reads nothing more ahead. The look-up of the item returns the error.
@@ -93,8 +96,12 @@ impl<'a> Ahead<'a> {
     /// entry `at`.
     pub(super) async fn read_inodes(&mut self, items: &[(Key, Value)], at: u64) {
         let window = self.shown(at).clamp(INODES_MIN, INODES_MAX);
+        self.read_window(items, at, window as usize).await;
+    }
+
+    async fn read_window(&mut self, items: &[(Key, Value)], at: u64, window: usize) {
         let mut keys = Vec::new();
-        for (place, node) in entries(self.fs, self.dir, items, at).take(window as usize) {
+        for (place, node) in entries(self.fs, self.dir, items, at).take(window) {
             self.until = place;
             if self.is_in_table(node) && !self.fs.inodes.has(node) {
                 keys.push(item::inode_key(node.ino));
@@ -116,6 +123,35 @@ impl<'a> Ahead<'a> {
     /// Whether the inode is an item of the table that the directory is in.
     fn is_in_table(&self, node: NodeId) -> bool {
         node.subvol == self.dir.node.subvol && node.ino.0 < FIRST_PLACEHOLDER
+    }
+}
+
+/// The entries of the window that begins with a look-up of an entry in the bucket `at`: none if its
+/// inode is in memory, or if look-ups in this directory come in another order (INORDER).
+pub(super) fn window_of_look_up(
+    fs: &Filesystem,
+    dir: &Inode,
+    node: NodeId,
+    at: u64,
+) -> Option<usize> {
+    if fs.inodes.has(node) {
+        return None;
+    }
+    let entries = dir.state().item.size;
+    fs.inodes.runs().step(dir.node, at, entries)
+}
+
+/// Reads the inodes of the window of a look-up ahead.
+pub(super) async fn read_window_of_look_up(fs: &Filesystem, dir: &Inode, at: u64, window: usize) {
+    // The look-up returns the error.
+    let Ok(items) = fs.buckets(dir, at, window).await else { return };
+    let mut ahead = Ahead::new(fs, dir);
+    let runs = fs.inodes.runs();
+    let last = entries(fs, dir, &items, at).take(window).last();
+    runs.ends_at(dir.node, last.map_or(at, |(place, _)| place));
+    ahead.read_window(&items, at, window).await;
+    if ahead.ended {
+        runs.pause(dir.node);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Finding a file by its name, or by its node id.
 
+use super::ahead::{read_window_of_look_up, window_of_look_up};
 use crate::dir::Name;
 use crate::inode::{Inode, InodeRef};
 use crate::{Entry, Filesystem, FsError, Looked, NodeId, Result};
@@ -29,7 +30,13 @@ impl Filesystem {
                 let _entries = dir.lock.read().await;
                 let bucket = self.bucket(&dir, bytes).await?;
                 match bucket.find(self, &dir, bytes) {
-                    Some(found) => self.inode_of_entry(&dir, found.node).await?,
+                    Some(found) => {
+                        let at = bucket.key().offset;
+                        if let Some(window) = window_of_look_up(self, &dir, found.node, at) {
+                            Box::pin(read_window_of_look_up(self, &dir, at, window)).await;
+                        }
+                        self.inode_of_entry(&dir, found.node).await?
+                    }
                     None => {
                         let absent = self.names().insert(&dir, bytes, None);
                         // The subvolume may have gone before that.
