@@ -7,9 +7,8 @@
 //!           then records are overwritten at random. So free space is in holes of one block or two,
 //!           everywhere. The image is saved, and each arm of each round begins with a copy of it.
 //! Order.    `arm` is a mount option. `records` fills, frees and overwrites. `image` makes the aged
-//!           image, once for each kind of filesystem. `load` is the measurement of one arm. `limit`
-//!           limits the operations of the device. `flushes` reads counters of the daemon. `targets`
-//!           judges.
+//!           image, once for each kind of filesystem. `load` is the measurement of one arm.
+//!           `flushes` reads counters of the daemon. `targets` judges.
 //!
 //! An arm is a mount option, or `default`. Each arm overwrites until the log was written twice
 //! over (`--log-laps`): before that, the log takes all changes and no map is due. Then each arm is
@@ -23,7 +22,6 @@
 mod arm;
 mod flushes;
 mod image;
-mod limit;
 mod load;
 mod records;
 mod targets;

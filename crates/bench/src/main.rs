@@ -26,6 +26,7 @@ mod cargo_build;
 mod clients;
 mod core_list;
 mod counters;
+mod device_limit;
 mod direct;
 mod error;
 mod files;
@@ -33,6 +34,7 @@ mod groups;
 mod integrity;
 mod job;
 mod judgement;
+mod listing;
 mod machine;
 mod measured;
 mod memory;
@@ -72,6 +74,7 @@ use files::Files;
 use groups::Groups;
 use integrity::Integrity;
 use job::Job;
+use listing::Listing;
 use machine::Machine;
 use memory::Memory;
 use names::Names;
@@ -96,6 +99,7 @@ Examples:
   copyhold-bench random-overwrite --size 2G --ops 2000000 --option delta=2M --variants direct
   copyhold-bench sequential --clients 1,2,4 --against null,ext4
   copyhold-bench files --files 100000 --directories 1,1000 --against null,btrfs
+  copyhold-bench listing --files 1000000 --against btrfs,ext4 --rounds 1
   copyhold-bench tree --files 60000 --against btrfs
   copyhold-bench memory --files 1000000 --rounds 1
   copyhold-bench unshare --files 200 --snapshots 50 --quota off,simple --against btrfs
@@ -185,6 +189,8 @@ enum Given {
     Integrity(Integrity),
     /// An aged pool: the log of space maps and its flushes, with each mount option
     Aged(Aged),
+    /// A large directory, listed cold with the attributes of its entries
+    Listing(Listing),
     /// The waiting times of a tenant, alone and beside each kind of rogue
     Rogue(Rogue),
     /// A process that `unshare` starts
@@ -236,6 +242,7 @@ fn run(job: Given, common: &Common) -> Result<(), BenchError> {
         Given::Names(job) => vec![Box::new(job)],
         Given::Integrity(job) => vec![Box::new(job)],
         Given::Aged(job) => vec![Box::new(job)],
+        Given::Listing(job) => vec![Box::new(job)],
         Given::Rogue(job) => vec![Box::new(job)],
     };
     measure(&jobs, common, &interrupt)

@@ -208,6 +208,15 @@ fn aged() {
 }
 
 #[test]
+fn listing() {
+    let lines = run(&["listing", "--files", "300", "--device-iops", "0"]);
+    assert_eq!(metrics(&lines, "plain"), BTreeSet::new());
+    let ways = ["names", "as_listed", "names_first"].map(|way| format!("free.{way}.time"));
+    let found = metrics(&lines, "copyhold");
+    assert!(!has_copyhold() || ways.iter().all(|way| found.contains(way.as_str())), "{found:?}");
+}
+
+#[test]
 fn figures_are_drawn() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("files.svg");

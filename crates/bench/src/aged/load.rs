@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use copyhold_harness::Interrupt;
 
 use crate::aged::flushes::Flushes;
-use crate::aged::limit::DeviceLimit;
 use crate::aged::records::Records;
 use crate::counters::peak_memory;
+use crate::device_limit::DeviceLimit;
 use crate::error::BenchError;
 use crate::measured::at;
 use crate::meter::Bounds;

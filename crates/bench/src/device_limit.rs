@@ -17,7 +17,7 @@ const RULES: [&str; 2] = ["blkio.throttle.write_iops_device", "blkio.throttle.re
 
 /// Dropping it removes the limit.
 #[derive(Debug)]
-pub(super) struct DeviceLimit {
+pub(crate) struct DeviceLimit {
     group: PathBuf,
     /// Major and minor number of the device.
     device: String,
@@ -25,7 +25,7 @@ pub(super) struct DeviceLimit {
 
 impl DeviceLimit {
     /// The reason why this machine has no such limits, if so.
-    pub(super) fn missing() -> Option<String> {
+    pub(crate) fn missing() -> Option<String> {
         let rule = Path::new(BLKIO).join(RULES[0]);
         (!rule.exists()).then(|| {
             format!("no limit on device operations: there is no {} (cgroup v1)", rule.display())
@@ -33,7 +33,7 @@ impl DeviceLimit {
     }
 
     /// So many writes, and so many reads, a second.
-    pub(super) fn set(target: &Target<'_>, operations: u32) -> Result<DeviceLimit, BenchError> {
+    pub(crate) fn set(target: &Target<'_>, operations: u32) -> Result<DeviceLimit, BenchError> {
         let device = target.device_file("dev")?.trim().to_owned();
         let limit = DeviceLimit { group: PathBuf::from(BLKIO), device };
         limit.write(operations)?;
