@@ -192,9 +192,10 @@ fn largest(least: u64, fits: impl Fn(u64) -> bool) -> u64 {
     fitting
 }
 
-/// A KiB for each metaslab of a large pool, whether its map is in memory or not.
+/// 2 KiB for each metaslab of a large pool, whether its map is in memory or not: half of it is for
+/// the places of deltas.
 fn metaslabs(pool_blocks: u64) -> u64 {
-    pool_blocks / 4096
+    pool_blocks / 2048
 }
 
 /// All maps: two bits for each block, and a little for each MiB. Of a pool with more metaslabs than

@@ -31,7 +31,7 @@ use copyhold_device::DynDevice;
 use copyhold_format::label::{AREA_BLOCKS, Label};
 use copyhold_format::log::{Record, Records};
 use copyhold_format::node::{LINEAGE, Lineage, PARTITION, PartitionDescriptor};
-use copyhold_format::space_map::{Descriptor, METASLAB};
+use copyhold_format::space_map::{Descriptor, METASLAB, SpaceMap};
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Broken, Recovered, RecoveredBatch, Ring};
 use copyhold_runtime::Rt;
@@ -563,7 +563,7 @@ impl Catalogue {
 }
 
 /// Reads the space maps that there is memory for; `loads` is about the others. Where no copy can be
-/// read, the metaslab is set aside (`maps`).
+/// read, or deltas do not fit their base, the metaslab is set aside (`maps`).
 async fn load_maps(
     rt: &Rt,
     catalogue: &Catalogue,
@@ -589,11 +589,11 @@ async fn load_maps(
                 space.leave(id, descriptor).map_err(|e| wrong(&e))?;
                 continue;
             }
-            Some(map) => match loads::patiently(rt, || nodes.read_map(&map)).await {
-                Ok(parts) => Some(loads::parse(&parts).map_err(|e| wrong(&e))?),
+            Some(map) => match load_map(rt, nodes, &map).await {
+                Ok(map) => Some(map),
                 Err(error) => {
                     tracing::error!(
-                        "the space map of {id} cannot be read: nothing is allocated there until \
+                        "the space map of {id} cannot be used: nothing is allocated there until \
                          the map can be read or `copyhold check --repair` has rebuilt it; {error}"
                     );
                     space.set_aside(id, descriptor).map_err(|e| wrong(&e))?;
@@ -604,6 +604,13 @@ async fn load_maps(
         space.load(id, descriptor, map.as_ref()).map_err(|e| wrong(&e))?;
     }
     Ok(())
+}
+
+/// A map whose parts can be read but do not fit together is as unusable as one that cannot be read.
+async fn load_map(rt: &Rt, nodes: &NodeStore, map: &StoredMap) -> Result<SpaceMap, String> {
+    let parts = loads::patiently(rt, || nodes.read_map(map)).await;
+    let parts = parts.map_err(|error| error.to_string())?;
+    loads::parse(&parts).map_err(|error| error.to_string())
 }
 
 fn open_tables(

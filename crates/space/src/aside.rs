@@ -109,7 +109,7 @@ impl Space {
         let Some((_, complete_to)) = self.missing_map(id) else { return Ok(false) };
         let metaslab = self.metaslab_of(id)?;
         metaslab.check_map(map, Some(complete_to))?;
-        self.supply_words(metaslab, map.words(), open)
+        self.supply_words(metaslab, map.words(), Some(complete_to), open)
     }
 
     /// As [`Self::supply`], with all that is allocated in the metaslab instead of its map.
@@ -137,7 +137,7 @@ impl Space {
             // The list is of a later time than the map.
             away.cleared().for_each(|(first, blocks)| bits.set(first, blocks));
         }
-        self.supply_words(metaslab, &bits.to_words(), open)
+        self.supply_words(metaslab, &bits.to_words(), None, open)
     }
 
     fn metaslab_of(&self, id: MetaslabId) -> Result<&Metaslab, SpaceError> {
@@ -145,13 +145,18 @@ impl Space {
         Ok(&self.shared.metaslabs[index.ok_or(SpaceError::NoMetaslab { metaslab: id })?])
     }
 
+    /// `complete_to`: of a map from disk, which a delta may have overtaken meanwhile.
     fn supply_words(
         &self,
         metaslab: &Metaslab,
         map: &[u64],
+        complete_to: Option<Txg>,
         open: Txg,
     ) -> Result<bool, SpaceError> {
         let mut state = metaslab.lock();
+        if complete_to.is_some() && state.complete_to != complete_to {
+            return Ok(false);
+        }
         let away = state.map.away().filter(|away| away.why == Why::Unreadable);
         let Some(away) = away.filter(|_| state.frozen.is_none()) else { return Ok(false) };
         // The map is written anew, whole, whether or not there are edits.

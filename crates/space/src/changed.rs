@@ -79,6 +79,11 @@ impl Changed {
         }
     }
 
+    /// How many runs [`Self::changes`] has at least.
+    pub(crate) fn runs(&self) -> usize {
+        self.live.as_ref().map_or(0, RangeSet::count)
+    }
+
     /// The changes, with the states that blocks have in `bits`; none is frozen.
     pub(crate) fn changes(&self, bits: &Bits) -> Option<Vec<Change>> {
         let change = |(first, blocks, allocated)| Change { first, blocks, allocated };

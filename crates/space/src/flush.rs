@@ -206,6 +206,16 @@ impl Space {
         }
         let follows = state.complete_to.filter(|txg| *txg < closed)?; // STORED-D3
         let allocated = u32::try_from(state.allocated).ok().filter(|count| *count > 0)?;
+        let saves_read = state.map.is_cold() || self.shared.config.prefer_deltas;
+        // The metaslab is locked, and many changes are not put together in vain.
+        let runs = match &state.map {
+            Map::Loaded(map) => map.changed.runs(),
+            Map::Away(away) => away.change_runs(),
+        };
+        let least = (runs * MapDelta::RUN_BYTES_MIN).div_ceil(BLOCK_BYTES).max(1);
+        if !stored.admits(u32::try_from(least).unwrap_or(u32::MAX / 2), saves_read) {
+            return None;
+        }
         let changes = match &state.map {
             Map::Loaded(map) => map.changed.changes(&map.logged)?,
             Map::Away(away) if state.map.is_cold() => away.changes()?,
@@ -213,7 +223,6 @@ impl Space {
         };
         let delta = MapDelta::new(metaslab.range(), follows, closed, allocated, changes);
         let blocks = delta.encode().len().div_ceil(BLOCK_BYTES) as u32;
-        let saves_read = state.map.is_cold() || self.shared.config.prefer_deltas;
         stored.admits(blocks, saves_read).then_some(delta)
     }
 

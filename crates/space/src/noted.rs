@@ -93,6 +93,11 @@ impl Away {
         self.newest = self.newest.max(Some(txg));
     }
 
+    /// How many runs [`Self::changes`] has.
+    pub(crate) fn change_runs(&self) -> usize {
+        self.cleared.count()
+    }
+
     /// The changes of the map, if there are frees only, each of blocks that the map must have as
     /// allocated (STORED-D2).
     pub(crate) fn changes(&self) -> Option<Vec<Change>> {

@@ -4,8 +4,9 @@
 //!           metaslab of 16 GiB is half a megabyte in each copy.
 //! Idea.     A map on disk is a base, and up to fifteen deltas over it with what changed
 //!           (`copyhold_format::space_map`). A flush writes a delta while that is less than the
-//!           whole, and while all deltas together are no larger than the base. So flushes write at
-//!           most as much as with whole maps, and a read takes at most twice as much.
+//!           whole, and while all deltas together are no larger than the base, or than four blocks
+//!           if that saves a read. So flushes write at most as much as with whole maps, and a read
+//!           takes at most twice as much, or four blocks more.
 //!
 //! STORED-D1  Base, deltas in their order, and the edits of the log since the txg that they are
 //!            complete up to, are the map in memory.
@@ -19,11 +20,8 @@
 //! STORED-D5  No delta is added while users may write no more: it would take blocks of the reserve
 //!            for long, and a whole map frees those of the deltas before (R21).
 
-use copyhold_format::space_map::{DELTAS_MAX, Descriptor};
+use copyhold_format::space_map::{DELTAS_MAX, DELTAS_SMALL, Descriptor};
 use copyhold_types::NodePtr;
-
-/// Blocks that the deltas of a small map may have together, to save reads of the map.
-const SMALL: u32 = 4;
 
 /// Where the parts of a map are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +72,7 @@ impl StoredMap {
         let whole = self.base.blocks;
         self.has_room()
             && match saves_read {
-                true => blocks <= whole && together <= whole.max(SMALL),
+                true => blocks <= whole && together <= whole.max(DELTAS_SMALL),
                 false => together < whole,
             }
     }

@@ -45,6 +45,9 @@ const VERSION: u16 = 1;
 /// Deltas that a map has at most.
 pub const DELTAS_MAX: usize = 15;
 
+/// Blocks that the deltas over a base may take together where the base takes fewer.
+pub const DELTAS_SMALL: u32 = 4;
+
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct HeaderDisk {
@@ -84,6 +87,9 @@ pub struct MapDelta {
 }
 
 impl MapDelta {
+    /// Bytes that a run of changes takes at least.
+    pub const RUN_BYTES_MIN: usize = 2;
+
     /// `follows`: the map before is complete up to it. `allocated`: blocks after the changes, which
     /// are in order and disjoint.
     pub fn new(

@@ -9,7 +9,7 @@ use crate::FormatError;
 use crate::node::{NODE_PTR_BYTES, decode_ptr, encode_ptr};
 use crate::wire::Reader;
 
-use super::DELTAS_MAX;
+use super::{DELTAS_MAX, DELTAS_SMALL, MAP_BLOCKS_MAX};
 
 /// Items of this kind are [`Descriptor`]s, in the table of metaslabs.
 pub const METASLAB: Kind = Kind(3);
@@ -24,7 +24,8 @@ const LOST: u32 = 1 << 0;
 pub struct Descriptor {
     /// The base. `None`: nothing is allocated.
     pub map: Option<NodePtr>,
-    /// The deltas over the base, the oldest first; at most [`DELTAS_MAX`].
+    /// The deltas over the base, the oldest first; at most [`DELTAS_MAX`]. Together they have at
+    /// most as many blocks as the base, or [`DELTAS_SMALL`].
     pub deltas: Vec<NodePtr>,
     /// Blocks that the map with its deltas calls allocated.
     pub allocated: u32,
@@ -100,6 +101,15 @@ impl Descriptor {
             decode_ptr(delta)?.ok_or(FormatError::Field { what: WHAT, field: "delta", value: 0 })
         });
         let deltas = deltas.collect::<Result<Vec<NodePtr>, FormatError>>()?;
+        // All parts are read at once, so their sizes bound the memory of a mount.
+        let base = map.map_or(0, |map| map.blocks);
+        if base > MAP_BLOCKS_MAX {
+            return Err(rest.bad("blocks", base.into()));
+        }
+        let together: u64 = deltas.iter().map(|delta| u64::from(delta.blocks)).sum();
+        if together > base.max(DELTAS_SMALL).into() {
+            return Err(rest.bad("blocks of deltas", together));
+        }
         Ok(Descriptor { map, deltas, allocated, complete_to, longest_free, is_lost })
     }
 }
@@ -136,9 +146,23 @@ mod tests {
     }
 
     #[test]
+    fn parts_that_would_take_much_memory_are_refused() {
+        let of = |base: u32, deltas: &[u32]| {
+            let sized = |blocks| NodePtr { blocks, ..ptr(7) };
+            let deltas = deltas.iter().map(|blocks| sized(*blocks)).collect();
+            let descriptor = Descriptor { map: Some(sized(base)), deltas, ..example() };
+            Descriptor::parse(&descriptor.encode()).is_ok()
+        };
+        assert!(of(MAP_BLOCKS_MAX, &[100, 29]) && !of(MAP_BLOCKS_MAX, &[100, 30]));
+        assert!(!of(MAP_BLOCKS_MAX + 1, &[]));
+        assert!(of(1, &[1, 3]) && !of(1, &[1, 4]));
+    }
+
+    #[test]
     fn a_descriptor_comes_back_with_its_deltas() {
         let deltas: Vec<NodePtr> = (0..DELTAS_MAX as u64).map(|n| ptr(100 + n)).collect();
-        let with = Descriptor { deltas, ..example() };
+        let map = Some(NodePtr { blocks: MAP_BLOCKS_MAX, ..ptr(77) });
+        let with = Descriptor { map, deltas, ..example() };
         assert_eq!(Descriptor::parse(&with.encode()), Ok(with.clone()));
         assert_eq!(with.parts().count(), 1 + DELTAS_MAX);
         let without_base = Descriptor { map: None, allocated: 0, ..with.clone() };

@@ -35,10 +35,10 @@ mod descriptor;
 mod error;
 
 pub use body::{RunsOf, runs};
-pub use delta::{Change, DELTAS_MAX, MapDelta};
+pub use delta::{Change, DELTAS_MAX, DELTAS_SMALL, MapDelta};
 pub use descriptor::{Descriptor, METASLAB};
 
-use copyhold_types::{DeviceId, Txg};
+use copyhold_types::{BLOCK_BYTES, DeviceId, Txg};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -51,6 +51,9 @@ const VERSION: u16 = 1;
 
 /// Blocks of the largest metaslab that a map can describe (16 GiB).
 pub const MAX_BLOCKS: u32 = 1 << 22;
+
+/// Blocks that a whole map takes at most: a header, and a bit for each block.
+pub const MAP_BLOCKS_MAX: u32 = MAX_BLOCKS / 8 / BLOCK_BYTES as u32 + 1;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
