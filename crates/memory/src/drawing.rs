@@ -1,14 +1,17 @@
 //! Walks find their part of the picture that they share ([`Drawn`]), or draw a new one.
 
 use crate::drawn::{Drawn, ListUse};
+use crate::group::picture_of_any;
 use crate::owner::{Memory, MemoryOwner};
 use crate::picture::Picture;
 use crate::place::Slot;
+use crate::tree::Tree;
 use crate::walk::OwnerLists;
 
 impl ListUse {
     fn of(owner: &MemoryOwner) -> ListUse {
-        ListUse { slot: owner.slot(), serial: owner.serial(), usage: owner.usage() }
+        let (slot, serial, usage) = (owner.slot(), owner.serial(), owner.usage());
+        ListUse { slot, serial, usage, alone: owner.group_if_alone(usage) }
     }
 }
 
@@ -17,8 +20,7 @@ impl Memory {
     /// picture that walks share.
     pub(crate) fn picture_with(&self, lists: &[Slot]) -> Picture {
         let lists = self.uses(lists);
-        let serves = |drawn: &Drawn| lists.iter().all(|list| drawn.place(list).is_some());
-        self.with_drawn(serves, |drawn| drawn.part(&lists))
+        self.with_drawn(&lists, |drawn| drawn.part(&lists))
     }
 
     /// A group and all that it holds, as far as they have lists here; and how many lists were
@@ -31,9 +33,8 @@ impl Memory {
     ) -> (Picture, usize) {
         let root = ListUse::of(group);
         let with_list = |owner: &&MemoryOwner| lists.size(owner.slot()) > 0;
-        let known = [of, Some(group)].map(|owner| owner.filter(with_list).map(ListUse::of));
-        let serves = |drawn: &Drawn| known.iter().flatten().all(|list| drawn.place(list).is_some());
-        self.with_drawn(serves, |drawn| {
+        let known = [of, Some(group)].into_iter().flatten().filter(with_list).map(ListUse::of);
+        self.with_drawn(&known.collect::<Vec<_>>(), |drawn| {
             let (below, looks) = lists_below(drawn, &root, lists);
             let part = drawn.part(&self.uses(&below));
             (part.below(group.slot()).unwrap_or_default(), looks)
@@ -43,9 +44,7 @@ impl Memory {
     /// Whether a walk over these lists needs no new picture.
     pub fn shows(&self, lists: &[Slot]) -> bool {
         let lists = self.uses(lists);
-        let drawn = self.drawn().lock();
-        let is_there = |list: &ListUse| drawn.place(list).is_some();
-        drawn.lasts(self.ledger().stamp()) && lists.iter().all(is_there)
+        self.drawn().lock().serves(self.ledger().stamp(), &lists)
     }
 
     fn draw_anew(&self) {
@@ -73,9 +72,9 @@ impl Memory {
         lists.iter().filter_map(|slot| Some(ListUse::of(&self.owner(*slot)?))).collect()
     }
 
-    fn with_drawn<T>(&self, serves: impl Fn(&Drawn) -> bool, then: impl FnOnce(&Drawn) -> T) -> T {
-        let drawn = self.drawn().lock();
-        if drawn.lasts(self.ledger().stamp()) && serves(&drawn) {
+    fn with_drawn<T>(&self, lists: &[ListUse], then: impl FnOnce(&Drawn) -> T) -> T {
+        let mut drawn = self.drawn().lock();
+        if drawn.serves(self.ledger().stamp(), lists) {
             return then(&drawn);
         }
         drop(drawn);
@@ -87,8 +86,9 @@ impl Memory {
 
     fn new_drawn(&self) -> Drawn {
         let stamp = self.ledger().stamp();
-        let serials = self.owners().iter().map(|of| (of.slot(), of.serial())).collect();
-        Drawn::new(self.picture(), &serials, stamp)
+        let users = Tree::of(self.users_of_any());
+        let serials = users.owners.iter().map(|of| (of.slot(), of.serial())).collect();
+        Drawn::new(picture_of_any(&users), &serials, stamp)
     }
 }
 

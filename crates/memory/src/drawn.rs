@@ -11,7 +11,11 @@
 //!           above. The others' is older: by less than 64 KiB for each class of an owner, and by
 //!           [`LOOK_BYTES`] for each group in sum over all steps of 64 KiB that counters passed.
 //! DRAWN-P2  A picture ends when a limit or the rule of protections changes, a group with usage
-//!           moves, or a walk has a list of an owner that is not in it.
+//!           moves, or a walk has a list of an owner that is not in it (but DRAWN-P4).
+//! DRAWN-P4  An owner that began to use memory after the picture was drawn is added to it, as it is
+//!           when a walk first has a list of it; unless it is inside another group, or was ever one
+//!           that holds others: then the picture ends. So no picture is drawn for each of the many
+//!           tenants that are flushed or deleted one after the other.
 //! DRAWN-P3  A walk below a group looks for its lists among those of the group, or among those
 //!           where it walks, whichever are fewer.
 //!
@@ -40,6 +44,8 @@ pub(crate) struct Drawn {
     claimed: Vec<Promise>,
     /// The state of the ledger when it was drawn.
     stamp: Stamp,
+    /// Groups that were looked at to draw it.
+    looks: u64,
     /// Pictures that there were.
     count: u64,
 }
@@ -51,6 +57,8 @@ pub(crate) struct ListUse {
     /// The serial number of the owner.
     pub(crate) serial: u64,
     pub(crate) usage: u64,
+    /// Its group, if that is a child of the root and holds no other.
+    pub(crate) alone: Option<GroupUse>,
 }
 
 impl Drawn {
@@ -67,14 +75,34 @@ impl Drawn {
                 ends[parent] = ends[parent].max(ends[at]);
             }
         }
-        Drawn { picture, places, ends, claimed, stamp, count: 0 }
+        let looks = picture.groups.len() as u64;
+        Drawn { picture, places, ends, claimed, stamp, looks, count: 0 }
     }
 
     /// Whether it lasts, with a ledger of this stamp (DRAWN-P1, DRAWN-P2).
     pub(crate) fn lasts(&self, now: Stamp) -> bool {
         let moved = now.steps.wrapping_sub(self.stamp.steps).saturating_mul(STEP as u64);
-        let lasts = LOOK_BYTES * self.picture.groups.len() as u64;
-        now.changes == self.stamp.changes && moved <= lasts
+        now.changes == self.stamp.changes && moved <= LOOK_BYTES * self.looks
+    }
+
+    /// Whether it lasts, and shows these lists: also those of owners that it adds.
+    pub(crate) fn serves(&mut self, now: Stamp, lists: &[ListUse]) -> bool {
+        self.lasts(now) && lists.iter().all(|list| self.place(list).is_some() || self.add(list))
+    }
+
+    /// Adds the group of an owner that has begun since, if it can be one at the end (DRAWN-P4).
+    fn add(&mut self, list: &ListUse) -> bool {
+        let Some(group) = list.alone.filter(|_| !self.picture.groups.is_empty()) else {
+            return false;
+        };
+        let at = self.picture.push(group, Some(list.slot), Some(list.slot));
+        self.places.insert(list.slot, (at, list.serial));
+        self.picture.groups[0].usage = self.picture.groups[0].usage.saturating_add(group.usage);
+        self.claimed[0].add(claim(&group));
+        self.claimed.push(Promise::default());
+        self.ends[0] = at + 1;
+        self.ends.push(at + 1);
+        true
     }
 
     #[cfg(test)]
@@ -163,13 +191,22 @@ mod tests {
         low: u64,
         has_list: bool,
         more: i64,
+        /// It has no usage when the picture is drawn.
+        is_late: bool,
     }
 
     fn group() -> impl Strategy<Value = Group> {
         let bytes = || 0..1_000_000_u64;
         let holder = prop::option::of(any::<prop::sample::Index>());
-        (holder, bytes(), bytes(), any::<bool>(), -1000..1000_i64).prop_map(
-            |(holder, bytes, low, has_list, more)| Group { holder, bytes, low, has_list, more },
+        (holder, bytes(), bytes(), any::<bool>(), -1000..1000_i64, any::<bool>()).prop_map(
+            |(holder, bytes, low, has_list, more, is_late)| Group {
+                holder,
+                bytes,
+                low,
+                has_list,
+                more,
+                is_late,
+            },
         )
     }
 
@@ -186,13 +223,22 @@ mod tests {
                     owners[at].set_holder(Some(&owners[holder.index(at)]));
                 }
                 owners[at].set_limits(&promise(group.low));
+                charges.push(owners[at].charge(MemoryClass::Node, 0));
                 // Each has some usage, also when it has fewer bytes than it takes back.
-                charges.push(owners[at].charge(MemoryClass::Node, group.bytes as i64 + 2000));
+                let bytes = if group.is_late { 0 } else { group.bytes as i64 + 2000 };
+                charges[at].change(bytes);
             }
             let listed: Vec<usize> = (0..tree.len()).filter(|at| tree[*at].has_list).collect();
-            let lists: Vec<Slot> = listed.iter().map(|at| owners[*at].slot()).collect();
-            drop(memory.picture_with(&lists));
+            let slots = |of: &[usize]| of.iter().map(|at| owners[*at].slot()).collect::<Vec<_>>();
+            let early: Vec<usize> = listed.iter().copied().filter(|at| !tree[*at].is_late).collect();
+            drop(memory.picture_with(&slots(&early)));
+            for at in (0..tree.len()).filter(|at| tree[*at].is_late) {
+                // Only owners with lists have begun since.
+                let bytes = if tree[at].has_list { tree[at].bytes as i64 + 2000 } else { 0 };
+                charges[at].change(bytes);
+            }
             listed.iter().for_each(|at| charges[*at].change(tree[*at].more));
+            let lists = slots(&listed);
             let (part, whole) = (memory.picture_with(&lists), memory.picture());
             let given = |of: &Picture| -> BTreeMap<Slot, (u64, Promise)> {
                 let given = protections(&of.groups);
@@ -235,6 +281,27 @@ mod tests {
     }
 
     #[test]
+    fn tenants_that_begin_one_after_the_other_draw_no_picture_each() {
+        let memory = Memory::default();
+        let mut tenants: Vec<MemoryOwner> = (0..1000).map(|_| memory.add_owner()).collect();
+        tenants[0].set_limits(&promise(500));
+        let mut charges = Vec::new();
+        for tenant in &tenants {
+            charges.push(tenant.charge(MemoryClass::Node, 1000));
+            let part = memory.picture_with(&[tenant.slot(), tenants[0].slot()]);
+            assert_eq!(part.groups[0].usage, 1000 * charges.len() as u64);
+        }
+        assert_eq!(memory.drawn().lock().count, 1, "DRAWN-P4");
+        // Another one in the same slot.
+        charges.pop();
+        let slot = tenants.pop().expect("there are many").slot();
+        let other = memory.add_owner();
+        let _charge = other.charge(MemoryClass::Node, 1000);
+        assert_eq!((other.slot(), memory.picture_with(&[slot]).groups.len()), (slot, 2));
+        assert_eq!(memory.drawn().lock().count, 1, "DRAWN-P4");
+    }
+
+    #[test]
     fn a_picture_ends_with_the_limits_and_the_owners_that_it_shows() {
         let memory = Memory::default();
         let [one, two] = std::array::from_fn(|_| memory.add_owner());
@@ -247,8 +314,9 @@ mod tests {
         one.set_limits(&promise(7));
         assert_eq!([low(&one), low(&two)], [(7, 2), (0, 2)], "DRAWN-P2");
         let three = memory.add_owner();
+        three.set_holder(Some(&two));
         let _charge = three.charge(MemoryClass::Node, 1000);
-        assert_eq!([low(&three), low(&one)], [(0, 3), (7, 3)], "DRAWN-P2");
+        assert_eq!([low(&three).1, low(&one).1], [3, 3], "DRAWN-P2");
         one.set_holder(Some(&two));
         assert_eq!(low(&one).1, 4, "DRAWN-P2");
     }

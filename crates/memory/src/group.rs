@@ -53,6 +53,14 @@ impl MemoryOwner {
         });
     }
 
+    /// Its group in a picture, if that is a child of the root and never held another.
+    pub(crate) fn group_if_alone(&self, usage: u64) -> Option<GroupUse> {
+        let is_alone = self.is_held_by(None) && !self.place().has_held.load(Relaxed);
+        let GroupLimits { promise, weight, .. } = self.limits();
+        let claimed = Promise::default();
+        is_alone.then_some(GroupUse { parent: Some(0), usage, promise, weight, claimed })
+    }
+
     /// Whether this is the owner that holds it; none: the root.
     pub fn is_held_by(&self, holder: Option<&MemoryOwner>) -> bool {
         self.place().holder.load(Relaxed) == holder.map_or(Place::TOP, MemoryOwner::serial)
@@ -62,7 +70,12 @@ impl MemoryOwner {
 impl Memory {
     /// All groups with some usage.
     pub fn picture(&self) -> Picture {
-        draw(&self.tree(), MemoryOwner::usage, MemoryOwner::note_peak)
+        picture_of_any(&Tree::of(self.users_of_any()))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn picture_of_everyone(&self) -> Picture {
+        picture_of_any(&self.tree())
     }
 
     /// All groups with some usage of a class, which is the usage here.
@@ -74,6 +87,10 @@ impl Memory {
     pub(crate) fn picture_of_all(&self, class: MemoryClass) -> Picture {
         picture_of(&self.tree(), class)
     }
+}
+
+pub(crate) fn picture_of_any(tree: &Tree) -> Picture {
+    draw(tree, MemoryOwner::usage, MemoryOwner::note_peak)
 }
 
 fn picture_of(tree: &Tree, class: MemoryClass) -> Picture {

@@ -1,15 +1,25 @@
 //! Lists of owners by class, and the marks of those that are on them. `users` has the theory.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicU8, fence};
+use std::sync::atomic::{AtomicU16, AtomicU64, fence};
 
 use copyhold_sync::{Mutex, of};
 
+use crate::owner::MemoryClass;
 use crate::place::Slot;
 
-/// One for each class of memory: as many as [`Listed`] has bits.
+/// The list of the owners with some usage: behind those of the classes.
+pub(crate) const OF_ANY_CLASS: usize = MemoryClass::ALL.len();
+const LISTS: usize = OF_ANY_CLASS + 1;
+const _: () = assert!(LISTS <= u16::BITS as usize, "`Listed` has a bit for each");
+
+/// One for each class of memory, and one for all.
 #[derive(Debug, Default)]
-pub(crate) struct Lists([Mutex<List, of::MemoryUsers>; u8::BITS as usize]);
+pub(crate) struct Lists {
+    lists: [Mutex<List, of::MemoryUsers>; LISTS],
+    /// Owners that readers found on lists, or above these, so far.
+    looks: AtomicU64,
+}
 
 #[derive(Debug, Default)]
 struct List {
@@ -27,35 +37,40 @@ impl List {
     }
 }
 
-/// The lists on which an owner is: a bit for each class.
+/// The lists on which an owner is: a bit for each.
 #[derive(Debug, Default)]
-pub(crate) struct Listed(AtomicU8);
+pub(crate) struct Listed(AtomicU16);
 
 impl Listed {
-    pub(crate) fn is_on(&self, class: usize) -> bool {
-        self.0.load(Relaxed) & (1 << class) != 0
+    pub(crate) fn is_on(&self, list: usize) -> bool {
+        self.0.load(Relaxed) & (1 << list) != 0
     }
 
     /// Whether it was not on the list.
-    fn enter(&self, class: usize) -> bool {
-        self.0.fetch_or(1 << class, Relaxed) & (1 << class) == 0
+    fn enter(&self, list: usize) -> bool {
+        self.0.fetch_or(1 << list, Relaxed) & (1 << list) == 0
+    }
+
+    /// Whether an owner whose charge has risen from nothing is on these lists.
+    pub(crate) fn is_on_each(&self, lists: &[usize]) -> bool {
+        // This thread sees that a reader has taken the owner out, or the reader sees the charge.
+        fence(SeqCst);
+        lists.iter().all(|list| self.is_on(*list))
     }
 
     /// Takes an owner off the list, unless it `is_charged` meanwhile. Whether it stays.
-    pub(crate) fn leave(&self, class: usize, is_charged: impl Fn() -> bool) -> bool {
-        self.0.fetch_and(!(1 << class), Relaxed);
+    pub(crate) fn leave(&self, list: usize, is_charged: impl Fn() -> bool) -> bool {
+        self.0.fetch_and(!(1 << list), Relaxed);
         fence(SeqCst);
-        is_charged() && self.enter(class)
+        is_charged() && self.enter(list)
     }
 }
 
 impl Lists {
-    /// The charge of the owner in this slot has risen from nothing.
-    pub(crate) fn note(&self, class: usize, slot: Slot, listed: &Listed) {
-        // This thread sees that a reader has taken the owner out, or the reader sees the charge.
-        fence(SeqCst);
-        if !listed.is_on(class) && listed.enter(class) {
-            let list = &mut *self.0[class].lock();
+    /// The owner in this slot is to be on a list.
+    pub(crate) fn enter(&self, list: usize, slot: Slot, listed: &Listed) {
+        if listed.enter(list) {
+            let list = &mut *self.lists[list].lock();
             list.slots.push(slot);
             if list.slots.len() > 2 * list.distinct + 64 {
                 list.compact();
@@ -64,16 +79,24 @@ impl Lists {
     }
 
     /// Replaces the list by those of its slots, each once, that `stay` returns.
-    pub(crate) fn read<T>(&self, class: usize, stay: impl FnOnce(&[Slot]) -> (Vec<Slot>, T)) -> T {
-        let list = &mut *self.0[class].lock();
+    pub(crate) fn read<T>(&self, list: usize, stay: impl FnOnce(&[Slot]) -> (Vec<Slot>, T)) -> T {
+        let list = &mut *self.lists[list].lock();
         list.compact();
         let (left, result) = stay(&list.slots);
         (list.distinct, list.slots) = (left.len(), left);
         result
     }
 
+    pub(crate) fn looked_at(&self, owners: usize) {
+        self.looks.fetch_add(owners as u64, Relaxed);
+    }
+
+    pub(crate) fn looks(&self) -> u64 {
+        self.looks.load(Relaxed)
+    }
+
     #[cfg(test)]
-    pub(crate) fn len(&self, class: usize) -> usize {
-        self.0[class].lock().slots.len()
+    pub(crate) fn len(&self, list: usize) -> usize {
+        self.lists[list].lock().slots.len()
     }
 }

@@ -24,7 +24,7 @@ use crate::LOOKUP_BYTES;
 use crate::drawn::Drawn;
 use crate::events::CountCells;
 use crate::ledger::{Judged, Ledger, STEP};
-use crate::listed::{Listed, Lists};
+use crate::listed::{Listed, Lists, OF_ANY_CLASS};
 use crate::place::{Place, Slot};
 use crate::pressure::Stalls;
 use crate::scan::Arm;
@@ -76,8 +76,7 @@ impl MemoryClass {
         }
     }
 
-    /// Whether its users are on a list: it is one that is divided when it is scarce. The charge of
-    /// another class may begin at nothing with each request.
+    /// Whether its users are on a list of their own: it is one that is divided when it is scarce.
     pub(crate) fn has_list(self) -> bool {
         matches!(self, MemoryClass::Dirty | MemoryClass::Edit | MemoryClass::Name)
     }
@@ -298,10 +297,12 @@ impl MemoryOwner {
 
     /// A charge rises from nothing.
     fn begins_to_use(&self, class: MemoryClass) {
-        if class.has_list()
+        let lists = [OF_ANY_CLASS, class as usize];
+        let lists = if class.has_list() { &lists[..] } else { &lists[..1] };
+        if !self.listed().is_on_each(lists)
             && let Some(slots) = self.0.slots.upgrade()
         {
-            slots.users.note(class as usize, self.slot(), &self.0.listed);
+            lists.iter().for_each(|list| slots.users.enter(*list, self.slot(), self.listed()));
         }
     }
 

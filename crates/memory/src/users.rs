@@ -1,52 +1,66 @@
-//! The owners that use a class, found without a look at all.
+//! The owners that use some memory, found without a look at all.
 //!
-//! Problem.  Of a hundred thousand subvolumes a few have unflushed edits or dirty data. To share
-//!           these out, only those few matter; a look at all takes longer than the work that it is
-//!           to divide.
-//! Idea.     An owner whose charge rises from nothing enters a list of the class. A reader of the
-//!           list takes out the owners whose charge is nothing again.
+//! Problem.  Of a hundred thousand subvolumes a few have objects in memory. To share a class out, or
+//!           to choose what reclaim evicts, only those few matter; a look at all takes longer than
+//!           the work that it is for.
+//! Idea.     An owner whose charge rises from nothing enters a list of the class, if that is one
+//!           that is divided, and the list of all classes. A reader of a list takes out the owners
+//!           whose charge is nothing again.
 //!
 //! USERS-U1  An owner with some of a class is on its list, or is being entered by the thread that
-//!           charges it.
+//!           charges it; so is one with some of any class on the list of all.
 //! USERS-U2  An owner is on a list once, a slot more than once only if it had several owners. A
 //!           list is at most twice as long as the most owners that there were at once.
 //!
-//! A charge that begins at nothing costs a reference to the lists, a fence and a load, and a lock
-//! if the owner is not on the list.
+//! A charge that begins at nothing costs a fence and a load; and a reference to the lists and a lock
+//! for each on which the owner is not.
 
+use crate::listed::OF_ANY_CLASS;
 use crate::owner::{Memory, MemoryClass, MemoryOwner};
 
 impl Memory {
     /// At least the owners that have some of a class, and all that hold one of these; by slot.
     pub(crate) fn users(&self, class: MemoryClass) -> Vec<MemoryOwner> {
-        if !class.has_list() {
-            return self.owners();
+        match class.has_list() {
+            true => self.on_list(class as usize, |owner| owner.charged(class) > 0),
+            false => self.users_of_any(),
         }
-        let mut found = self.with_some(class);
-        let above: Vec<MemoryOwner> = found.iter().flat_map(MemoryOwner::above).collect();
-        found.extend(above);
-        found.sort_by_key(MemoryOwner::slot);
-        found.dedup();
-        found
     }
 
-    fn with_some(&self, class: MemoryClass) -> Vec<MemoryOwner> {
-        let (owners, gone) = self.lists().read(class as usize, |slots| {
+    /// At least the owners with some usage, and all that hold one of these; by slot.
+    pub(crate) fn users_of_any(&self) -> Vec<MemoryOwner> {
+        self.on_list(OF_ANY_CLASS, |owner| owner.usage() > 0)
+    }
+
+    fn on_list(&self, list: usize, is_user: impl Fn(&MemoryOwner) -> bool) -> Vec<MemoryOwner> {
+        let (mut found, gone) = self.lists().read(list, |slots| {
             let owners = self.owners_at(slots).into_iter();
-            let (owners, gone): (Vec<_>, Vec<_>) = owners.partition(|of| stays(of, class));
+            let (owners, gone): (Vec<_>, Vec<_>) =
+                owners.partition(|of| stays(of, list, || is_user(of)));
             (owners.iter().map(MemoryOwner::slot).collect(), (owners, gone))
         });
         // An owner may end with this, and the list is not locked.
         drop(gone);
-        owners
+        let above: Vec<MemoryOwner> = found.iter().flat_map(MemoryOwner::above).collect();
+        found.extend(above);
+        found.sort_by_key(MemoryOwner::slot);
+        found.dedup();
+        self.lists().looked_at(found.len());
+        found
+    }
+
+    /// How often the owners with memory were looked at, to draw a picture of them or to divide a
+    /// class: each time counts as many as there were.
+    pub fn looks(&self) -> u64 {
+        self.lists().looks()
     }
 }
 
 /// Whether an owner stays on the list. A later owner in the slot of one that has ended enters the
 /// list by itself.
-fn stays(owner: &MemoryOwner, class: MemoryClass) -> bool {
-    let (listed, is_charged) = (owner.listed(), || owner.charged(class) > 0);
-    listed.is_on(class as usize) && (is_charged() || listed.leave(class as usize, is_charged))
+fn stays(owner: &MemoryOwner, list: usize, is_user: impl Fn() -> bool) -> bool {
+    let listed = owner.listed();
+    listed.is_on(list) && (is_user() || listed.leave(list, is_user))
 }
 
 #[cfg(test)]
@@ -67,8 +81,11 @@ mod tests {
         let slots = |of: &[usize]| of.iter().map(|at| owners[*at].slot()).collect::<Vec<_>>();
         let users = || memory.users(CLASS).iter().map(MemoryOwner::slot).collect::<Vec<_>>();
         assert_eq!(users(), slots(&[10, 20, 30]), "USERS-U1");
+        let node = owners[40].charge(MemoryClass::Node, 1);
+        assert_eq!(memory.users_of_any().len(), 4, "USERS-U1");
+        drop(node);
         drop(charges);
-        assert_eq!((users(), memory.users(CLASS).len()), (Vec::new(), 0), "USERS-U2");
+        assert_eq!((users(), memory.users_of_any().len()), (Vec::new(), 0), "USERS-U2");
         let _again = owners[10].charge(CLASS, 1);
         assert_eq!(users(), slots(&[10, 20]));
     }
@@ -110,6 +127,8 @@ mod tests {
                 let all = memory.picture_of_all(CLASS);
                 prop_assert_eq!(&some.lists, &all.lists);
                 prop_assert_eq!(parts(&some.groups, 7000), parts(&all.groups, 7000));
+                let (some, all) = (memory.picture(), memory.picture_of_everyone());
+                prop_assert_eq!((some.lists, some.groups), (all.lists, all.groups));
             }
         }
     }
