@@ -8,14 +8,21 @@
 //!           for a group that begins when the others have theirs.
 //! In core.  A part for each owner, computed anew when some of the class has come or gone, with a
 //!           look at the owners that use some of it (`users`).
+//! Cost.     A *division* of the limit into parts takes about a microsecond for each owner that it
+//!           looks at, and there may be tens of thousands, each with a few edits. So the next
+//!           division is due when a 64th of the limit has come or gone, and [`LOOK_BYTES`] for each
+//!           owner that the last one gave a part; half of the limit is always enough.
 //!
 //! SCARCE-P1  While less than half of the limit is used, no group waits: so one that is alone, or
 //!            beside others that use little, is not held to its part.
 //! SCARCE-P2  Parts are within seven eighths of the limit. A group with less than its part
 //!            waits only while the whole limit is used.
 //! SCARCE-P4  With [`Arm::Off`] there are no parts: all groups wait at the limit alone.
-//! SCARCE-P3  Parts are those of a moment less than a 64th of the limit ago, in bytes that came or
-//!            went. A group that used nothing then has no part, and the whole limit is its own.
+//! SCARCE-P3  Parts are those of the last division, and no group is judged by them when the next one
+//!            is due. A group that used nothing then has no part, and the whole limit is its own; a
+//!            division is due when such a group has a 64th of the limit, and as much has moved.
+//! SCARCE-P5  With many users, bytes that came or went pay for each division: [`LOOK_BYTES`] for
+//!            each owner with a part, while these together are below half of the limit.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -26,6 +33,10 @@ use crate::over::{OverTurns, parts};
 use crate::owner::{Memory, MemoryClass, MemoryOwner};
 use crate::place::Slot;
 use crate::scan::Arm;
+
+/// Bytes that come or go for each owner that a division looks at: those of a few edits, which take
+/// longer than the look.
+const LOOK_BYTES: u64 = 1024;
 
 /// A class with a limit for all owners.
 #[derive(Debug)]
@@ -42,6 +53,8 @@ pub struct Parts {
     limit: AtomicU64,
     /// Bytes that came or went since the parts were computed.
     moved: AtomicU64,
+    /// Owners that have a part.
+    shared_by: AtomicU64,
     /// How often they were computed.
     divisions: AtomicU64,
     /// The owners that have a part.
@@ -82,7 +95,7 @@ impl Scarce {
     /// The owner that uses most beyond its part, for its part, as of the last division of parts;
     /// none: all are within their parts (OVER-O3).
     pub fn most_over(&self, memory: &Memory) -> Option<MemoryOwner> {
-        self.parts.divide_when_due(memory);
+        self.parts.divide_when_due(memory, None);
         let (limit, division) = (self.limit(), self.parts.divisions.load(Relaxed));
         self.over.next(memory, self.parts.class, limit - limit / 8, division)
     }
@@ -124,7 +137,7 @@ impl Scarce {
         if !self.is_half_used() || memory.arm() == Arm::Off {
             return None;
         }
-        self.parts.divide_when_due(memory);
+        self.parts.divide_when_due(memory, Some(owner));
         self.last_fill(owner)
     }
 
@@ -153,7 +166,8 @@ impl Parts {
     pub fn new(class: MemoryClass, limit: u64) -> Parts {
         let limit = AtomicU64::new(limit);
         let (moved, divisions) = (AtomicU64::new(u64::MAX / 2), AtomicU64::new(0));
-        Parts { class, limit, moved, divisions, divided: Mutex::new(Vec::new()) }
+        let shared_by = AtomicU64::new(0);
+        Parts { class, limit, moved, shared_by, divisions, divided: Mutex::default() }
     }
 
     /// So many bytes of the class came or went.
@@ -163,7 +177,7 @@ impl Parts {
 
     /// Whether the owner uses all of its part now.
     pub fn is_used_up(&self, memory: &Memory, owner: &MemoryOwner) -> bool {
-        self.divide_when_due(memory);
+        self.divide_when_due(memory, Some(owner));
         memory.arm() != Arm::Off && self.was_used_up(owner)
     }
 
@@ -173,17 +187,35 @@ impl Parts {
         owner.charged(self.class).max(0) as u64 >= owner.part(self.class).max(1)
     }
 
-    /// SCARCE-P3.
-    fn divide_when_due(&self, memory: &Memory) {
+    /// SCARCE-P3, for a group that is to be judged.
+    fn divide_when_due(&self, memory: &Memory, judged: Option<&MemoryOwner>) {
         let limit = self.limit.load(Relaxed);
-        if self.moved.load(Relaxed) < limit / 64 || self.moved.swap(0, Relaxed) == 0 {
-            return;
+        let moved = self.moved.load(Relaxed);
+        let is_due = moved >= limit / 64
+            && (moved >= self.paid(limit) || judged.is_some_and(|owner| self.is_new(owner, limit)));
+        if is_due && self.moved.swap(0, Relaxed) > 0 {
+            self.divide(memory, limit);
         }
+    }
+
+    /// Bytes that pay for a division (SCARCE-P5).
+    fn paid(&self, limit: u64) -> u64 {
+        self.shared_by.load(Relaxed).saturating_mul(LOOK_BYTES).min(limit / 2)
+    }
+
+    /// Whether a group without a part uses much.
+    fn is_new(&self, owner: &MemoryOwner, limit: u64) -> bool {
+        let is_without = owner.part(self.class) == u64::MAX;
+        is_without && owner.charged(self.class).max(0) as u64 >= limit / 64
+    }
+
+    fn divide(&self, memory: &Memory, limit: u64) {
         let picture = memory.picture_of(self.class);
         let parts = parts(&picture.groups, limit - limit / 8);
         let lists = picture.lists.iter().zip(parts);
         let mut by_slot: BTreeMap<Slot, u64> =
             lists.filter_map(|(slot, part)| Some(((*slot)?, part))).collect();
+        self.shared_by.store(by_slot.len() as u64, Relaxed);
         let mut divided = self.divided.lock();
         let slots: Vec<Slot> = by_slot.keys().copied().collect();
         for slot in std::mem::replace(&mut *divided, slots) {
@@ -207,7 +239,8 @@ mod tests {
     use crate::GroupLimits;
     use crate::protection::GroupUse;
 
-    const LIMIT: u64 = 6400;
+    /// So large that a step of a 64th pays for a division among a few.
+    const LIMIT: u64 = 6400 << 10;
 
     fn scarce() -> Scarce {
         Scarce::new(MemoryClass::Dirty, LIMIT)
@@ -221,32 +254,33 @@ mod tests {
         let room = || [&one, &two].map(|owner| scarce.admission(&memory, owner));
         scarce.add(&one, LIMIT / 2 - 1);
         assert_eq!(room(), [Admission::Free; 2], "SCARCE-P1");
-        scarce.add(&two, 100);
+        scarce.add(&two, 100 << 10);
         // A quarter and three quarters of seven eighths.
         assert_eq!(room(), [Admission::OverPart, Admission::Free]);
-        scarce.add(&two, 4099);
+        scarce.add(&two, (4099 << 10) + 1023);
         assert_eq!(room(), [Admission::OverPart, Admission::Full], "SCARCE-P2");
-        scarce.forget(&one, 2000);
+        scarce.forget(&one, 2000 << 10);
         assert_eq!(room(), [Admission::Free; 2]);
         scarce.add(&two, 1);
         assert_eq!(room(), [Admission::Free, Admission::OverPart]);
-        scarce.forget(&two, 4200);
-        scarce.forget(&one, LIMIT / 2 - 2001);
+        scarce.forget(&two, 4200 << 10);
+        scarce.forget(&one, LIMIT / 2 - 1 - (2000 << 10));
         assert_eq!(scarce.used(), 0);
     }
 
     #[test]
     fn a_group_that_begins_finds_room_beside_one_that_has_filled_the_rest() {
+        const STEP: u64 = 10 << 10;
         let (memory, scarce) = (Memory::default(), scarce());
         let (rogue, other) = (memory.add_owner(), memory.add_owner());
         while scarce.admission(&memory, &rogue) == Admission::Free {
-            scarce.add(&rogue, 10);
+            scarce.add(&rogue, STEP);
         }
         assert_eq!(scarce.used(), LIMIT - LIMIT / 8);
         let mut had = 0;
         while scarce.admission(&memory, &other) == Admission::Free {
-            scarce.add(&other, 10);
-            had += 10;
+            scarce.add(&other, STEP);
+            had += STEP;
         }
         assert_eq!(
             (had, scarce.admission(&memory, &other)),
@@ -254,11 +288,58 @@ mod tests {
             "SCARCE-P2"
         );
         memory.set_arm(Arm::Off);
-        scarce.forget(&other, 10);
+        scarce.forget(&other, STEP);
         let room = [&rogue, &other].map(|owner| scarce.admission(&memory, owner));
         assert_eq!(room, [Admission::Free; 2], "SCARCE-P4");
         scarce.forget(&rogue, LIMIT - LIMIT / 8);
-        scarce.forget(&other, had - 10);
+        scarce.forget(&other, had - STEP);
+    }
+
+    /// A world of so many groups that use 1 KiB each.
+    fn with_users(users: usize) -> (Memory, Scarce, Vec<MemoryOwner>) {
+        let (memory, scarce) = (Memory::default(), scarce());
+        let owners: Vec<MemoryOwner> = (0..users).map(|_| memory.add_owner()).collect();
+        owners.iter().for_each(|owner| scarce.add(owner, 1 << 10));
+        (memory, scarce, owners)
+    }
+
+    /// Bytes that come and go in a load of few bytes a group, for each owner that divisions look at.
+    fn moved_per_look(users: usize) -> u64 {
+        const ROUNDS: u64 = 40;
+        let (memory, scarce, owners) = with_users(users);
+        assert!(scarce.is_half_used());
+        scarce.admission(&memory, &owners[0]);
+        let before = memory.looks();
+        for _ in 0..ROUNDS {
+            for owner in &owners {
+                scarce.forget(owner, 1 << 10);
+                scarce.add(owner, 1 << 10);
+                scarce.admission(&memory, owner);
+            }
+        }
+        owners.iter().for_each(|owner| scarce.forget(owner, 1 << 10));
+        ROUNDS * users as u64 * 2048 / (memory.looks() - before).max(1)
+    }
+
+    #[test]
+    fn bytes_that_move_pay_for_looks_whatever_the_number_of_users() {
+        let most = (LIMIT >> 10) as usize;
+        assert!(moved_per_look(most / 2) >= LOOK_BYTES, "SCARCE-P5");
+        // Half of the limit is enough.
+        assert!(moved_per_look(most) >= LOOK_BYTES / 2, "SCARCE-P5");
+    }
+
+    #[test]
+    fn a_group_that_begins_among_many_gets_a_part_when_it_uses_much() {
+        let (memory, scarce, owners) = with_users((LIMIT >> 10) as usize / 2);
+        scarce.admission(&memory, &owners[0]);
+        let rogue = memory.add_owner();
+        scarce.add(&rogue, LIMIT / 64 - 1);
+        assert_eq!(scarce.admission(&memory, &rogue), Admission::Free);
+        scarce.add(&rogue, 1);
+        assert_eq!(scarce.admission(&memory, &rogue), Admission::OverPart, "SCARCE-P3");
+        scarce.forget(&rogue, LIMIT / 64);
+        owners.iter().for_each(|owner| scarce.forget(owner, 1 << 10));
     }
 
     proptest! {
@@ -276,7 +357,8 @@ mod tests {
                 owner
             });
             let mut uses = [0; 4];
-            for (n, bytes, comes) in steps {
+            for (n, kib, comes) in steps {
+                let bytes = kib << 10;
                 let bytes = if comes { bytes } else { bytes.min(uses[n]) };
                 if comes {
                     scarce.add(&owners[n], bytes);
