@@ -217,16 +217,18 @@ impl Pool {
     /// Hands a table over to as many of its children as one transaction may log (FORK-G3).
     fn hand_over_from(self: &Arc<Self>, under: &Arc<Table>) -> Result<Step, PoolError> {
         let _order = self.forks.order.lock();
-        let mut children = self.tables.over(under.id());
+        let has_children = !self.tables.over(under.id(), 1).is_empty();
         // A round on another thread may want to merge its layers at this very moment. If there is
         // no log space for the record, the table stays retired until there is.
-        if children.is_empty() || !under.stand_still() {
+        if !has_children || !under.stand_still() {
             return Ok(Step::Nothing);
         }
         let rows: Vec<usize> =
             under.descriptors().iter().map(|(_, of)| of.encode().len()).collect();
         let parts = rows.len();
         let step = (self.limits.handover_edits / (parts + 1)).max(1);
+        // A table may have a child for each snapshot: those of later steps are not looked at.
+        let mut children = self.tables.over(under.id(), step.saturating_add(1));
         let is_last = children.len() <= step;
         children.truncate(step);
         let edits = (children.len() + 1) * (parts + 1);

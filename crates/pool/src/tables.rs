@@ -203,10 +203,14 @@ impl Tables {
         }
     }
 
-    /// The tables over a table.
-    pub(crate) fn over(&self, id: TableId) -> Vec<Arc<Table>> {
-        let over: Vec<TableId> = self.busy.lock().over(id).collect();
-        over.into_iter().filter_map(|id| self.find(id)).collect()
+    /// At most `most` of the tables over a table.
+    pub(crate) fn over(&self, id: TableId, most: usize) -> Vec<Arc<Table>> {
+        let open = self.open.read();
+        let busy = self.busy.lock();
+        let over = busy.over(id).filter_map(|id| open.get(&id)).take(most);
+        let over: Vec<Arc<Table>> = over.map(|open| open.table.clone()).collect();
+        self.looks.fetch_add(over.len() as u64, Ordering::Relaxed);
+        over
     }
 
     /// Notes a table that more than enough others lie under, to be looked at in the background.
@@ -354,12 +358,13 @@ mod tests {
         tables.insert(Table::over(&tables.get(TableId(21)), TableId(23)));
         assert_eq!(tables.under(), [TableId(21)].into());
         let under = tables.take_ripe().unwrap();
-        let over = tables.over(under.id());
-        assert_eq!((under.id(), over.len(), over[0].id()), (TableId(21), 1, TableId(23)));
+        let over =
+            |most| tables.over(under.id(), most).iter().map(|of| of.id().0).collect::<Vec<_>>();
+        assert_eq!((under.id(), over(9), over(0)), (TableId(21), vec![23], vec![]));
         assert!(tables.take_ripe().is_none());
         tables.flushed(TableId(21));
         assert!(tables.take_ripe().is_some());
         tables.remove(TableId(23));
-        assert!(tables.over(TableId(21)).is_empty());
+        assert!(over(9).is_empty());
     }
 }
