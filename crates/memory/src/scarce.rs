@@ -18,9 +18,10 @@
 //! SCARCE-P2  Parts are within seven eighths of the limit. A group with less than its part
 //!            waits only while the whole limit is used.
 //! SCARCE-P4  With [`Arm::Off`] there are no parts: all groups wait at the limit alone.
-//! SCARCE-P3  Parts are those of the last division, and no group is judged by them when the next one
-//!            is due. A group that used nothing then has no part, and the whole limit is its own; a
-//!            division is due when such a group has a 64th of the limit, and as much has moved.
+//! SCARCE-P3  Parts are those of the last division, and no group is judged by them when the next
+//!            one is due. A group that used nothing then has no part, and the whole limit is its
+//!            own; a division is due when such a group has a 64th of the limit, and as much has
+//!            moved.
 //! SCARCE-P5  With many users, bytes that came or went pay for each division: [`LOOK_BYTES`] for
 //!            each owner with a part, while these together are below half of the limit.
 
@@ -303,7 +304,7 @@ mod tests {
         (memory, scarce, owners)
     }
 
-    /// Bytes that come and go in a load of few bytes a group, for each owner that divisions look at.
+    /// Bytes that come and go, few of each group, for each owner that divisions look at.
     fn moved_per_look(users: usize) -> u64 {
         const ROUNDS: u64 = 40;
         let (memory, scarce, owners) = with_users(users);

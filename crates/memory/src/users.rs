@@ -1,7 +1,7 @@
 //! The owners that use some memory, found without a look at all.
 //!
-//! Problem.  Of a hundred thousand subvolumes a few have objects in memory. To share a class out, or
-//!           to choose what reclaim evicts, only those few matter; a look at all takes longer than
+//! Problem.  Of a hundred thousand subvolumes a few have objects in memory. To share a class out,
+//!           or to choose objects to evict, only those few matter; a look at all takes longer than
 //!           the work that it is for.
 //! Idea.     An owner whose charge rises from nothing enters a list of the class, if that is one
 //!           that is divided, and the list of all classes. A reader of a list takes out the owners
@@ -12,8 +12,8 @@
 //! USERS-U2  An owner is on a list once, a slot more than once only if it had several owners. A
 //!           list is at most twice as long as the most owners that there were at once.
 //!
-//! A charge that begins at nothing costs a fence and a load; and a reference to the lists and a lock
-//! for each on which the owner is not.
+//! A charge that begins at nothing costs a fence and a load; and a reference to the lists and a
+//! lock for each on which the owner is not.
 
 use crate::listed::OF_ANY_CLASS;
 use crate::owner::{Memory, MemoryClass, MemoryOwner};
