@@ -8,7 +8,6 @@
 //! One look costs a walk over all owners, as a walk of reclaim does.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering::Relaxed;
 
 use crate::events::Counts;
 use crate::owner::{Memory, MemoryClass, MemoryOwner};
@@ -29,7 +28,7 @@ impl Figures {
     fn own(owner: &MemoryOwner) -> Figures {
         Figures {
             classes: MemoryClass::ALL.map(|class| owner.charged(class).max(0) as u64),
-            peak: owner.record().peak.load(Relaxed),
+            peak: owner.history().peak(),
             effective: Promise::default(),
             counts: owner.counts(),
         }

@@ -22,6 +22,7 @@ mod figures;
 mod fit;
 mod ghosts;
 mod group;
+mod history;
 mod ledger;
 mod limit;
 mod listed;

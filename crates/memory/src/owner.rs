@@ -22,11 +22,10 @@ use copyhold_sync::{Mutex, of};
 
 use crate::LOOKUP_BYTES;
 use crate::drawn::Drawn;
-use crate::events::CountCells;
+use crate::history::History;
 use crate::ledger::{Judged, Ledger, STEP};
 use crate::listed::{Listed, Lists, OF_ANY_CLASS};
 use crate::place::{Place, Slot};
-use crate::pressure::Stalls;
 use crate::scan::Arm;
 
 /// A kind of object in memory.
@@ -76,9 +75,17 @@ impl MemoryClass {
         }
     }
 
-    /// Whether its users are on a list of their own: it is one that is divided when it is scarce.
+    /// Those that are divided when they are scarce.
+    const DIVIDED: [MemoryClass; 3] = [MemoryClass::Dirty, MemoryClass::Edit, MemoryClass::Name];
+
+    /// Its place among the classes that are divided.
+    fn divided(self) -> Option<usize> {
+        MemoryClass::DIVIDED.iter().position(|of| *of == self)
+    }
+
+    /// Whether its users are on a list of their own: it is one that is divided.
     pub(crate) fn has_list(self) -> bool {
-        matches!(self, MemoryClass::Dirty | MemoryClass::Edit | MemoryClass::Name)
+        self.divided().is_some()
     }
 }
 
@@ -120,24 +127,14 @@ struct Counted {
     /// Its number among all that there were: a slot is used again.
     serial: u64,
     charged: Lines<Counters>,
-    /// Apart from the charges, which change far more often.
-    record: Lines<Record>,
+    history: History,
     place: Place,
     /// The part of a class that is its own when that is scarce (SCARCE-P3).
-    parts: [AtomicU64; MemoryClass::ALL.len()],
+    parts: [AtomicU64; MemoryClass::DIVIDED.len()],
     listed: Listed,
     slots: Weak<Slots>,
     ledger: Arc<Ledger>,
     judged: Judged,
-}
-
-/// The history of an owner.
-#[derive(Default)]
-pub(crate) struct Record {
-    pub(crate) counts: CountCells,
-    /// Most bytes so far; of a holder, as far as its usage with all that it holds was read.
-    pub(crate) peak: AtomicU64,
-    pub(crate) stalls: Mutex<Stalls, of::MemoryStalls>,
 }
 
 impl Default for Memory {
@@ -248,13 +245,13 @@ impl MemoryOwner {
         let slots_of = Arc::downgrade(slots);
         let place = Place::default();
         let serial = slots.made.fetch_add(1, Relaxed);
-        let (charged, record) = (Lines::default(), Lines::default());
-        let parts = MemoryClass::ALL.map(|_| AtomicU64::new(u64::MAX));
+        let (charged, history) = (Lines::default(), History::default());
+        let parts = MemoryClass::DIVIDED.map(|_| AtomicU64::new(u64::MAX));
         let account = Counted {
             slot,
             serial,
             charged,
-            record,
+            history,
             place,
             parts,
             listed: Listed::default(),
@@ -283,12 +280,14 @@ impl MemoryOwner {
         &self.0.place
     }
 
+    /// Of a class that is not divided: all.
     pub(crate) fn part(&self, class: MemoryClass) -> u64 {
-        self.0.parts[class as usize].load(Relaxed)
+        class.divided().map_or(u64::MAX, |at| self.0.parts[at].load(Relaxed))
     }
 
     pub(crate) fn set_part(&self, class: MemoryClass, bytes: u64) {
-        self.0.parts[class as usize].store(bytes, Relaxed);
+        let at = class.divided().expect("a class with parts is divided");
+        self.0.parts[at].store(bytes, Relaxed);
     }
 
     pub(crate) fn listed(&self) -> &Listed {
@@ -306,8 +305,8 @@ impl MemoryOwner {
         }
     }
 
-    pub(crate) fn record(&self) -> &Record {
-        &self.0.record.0
+    pub(crate) fn history(&self) -> &History {
+        &self.0.history
     }
 
     pub(crate) fn ledger(&self) -> &Ledger {
@@ -377,10 +376,7 @@ impl MemoryOwner {
     }
 
     pub(crate) fn note_peak(&self, usage: u64) {
-        let peak = &self.record().peak;
-        if usage > peak.load(Relaxed) {
-            peak.fetch_max(usage, Relaxed);
-        }
+        self.history().note_peak(usage);
     }
 }
 
@@ -416,10 +412,11 @@ impl Drop for Counted {
                 up.iter().map(MemoryOwner::slot).collect()
             };
             self.ledger.end(self.slot, &above);
-            if let Some(holder) = slots.holder(&self.place) {
-                let Record { counts, peak, .. } = &self.record.0;
-                holder.record().counts.inherit(&counts.read());
-                holder.note_peak(peak.load(Relaxed));
+            if let Some(record) = self.history.so_far()
+                && let Some(holder) = slots.holder(&self.place)
+            {
+                holder.history().record().counts.inherit(&record.counts.read());
+                holder.note_peak(self.history.peak());
             }
             slots.free.lock().push(self.slot);
         }
@@ -516,6 +513,20 @@ mod tests {
         assert_eq!(size_of::<Option<LookupCharge>>(), size_of::<usize>());
     }
 
+    /// With the two counts of references before it. One without a history has no record.
+    #[test]
+    fn an_idle_owner_takes_five_lines_of_memory() {
+        assert!(64 + size_of::<Counted>() <= 5 * 64, "{} bytes", size_of::<Counted>());
+        let memory = Memory::default();
+        let [holder, held] = std::array::from_fn(|_| memory.add_owner());
+        held.set_holder(Some(&holder));
+        drop(held.charge(MemoryClass::Node, 1000));
+        drop(memory.survey());
+        assert_eq!(held.counts(), crate::Counts::default());
+        drop(held);
+        assert!(holder.history().so_far().is_none());
+    }
+
     #[test]
     fn an_owner_that_ends_leaves_its_counts_to_its_holder() {
         let memory = Memory::default();
@@ -525,7 +536,7 @@ mod tests {
         drop(held.charge(MemoryClass::Node, 1 << 20));
         drop(held);
         assert_eq!(holder.counts().event(Event::Bypass), 1);
-        assert_eq!(holder.record().peak.load(Relaxed), 1 << 20);
+        assert_eq!(holder.history().peak(), 1 << 20);
         // A slot that another owner has now is no holder.
         let held = memory.add_owner();
         held.set_holder(Some(&holder));
@@ -546,7 +557,7 @@ mod tests {
         }
         owner.add(MemoryClass::Edit, -900_000);
         owner.add(MemoryClass::Edit, 100_000);
-        let peak = owner.record().peak.load(Relaxed);
+        let peak = owner.history().peak();
         assert!((1_000_000 - STEP as u64..=1_000_000).contains(&peak), "CHARGE-C3: {peak}");
         owner.add(MemoryClass::Edit, -200_000);
     }

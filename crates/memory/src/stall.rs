@@ -12,6 +12,7 @@ use std::time::Duration;
 use copyhold_types::Nanos;
 
 use crate::events::{Counts, Event, Stat};
+use crate::history::Record;
 use crate::owner::MemoryOwner;
 use crate::pressure::Pressure;
 
@@ -50,34 +51,35 @@ impl MemoryOwner {
     pub fn stall<C: Fn() -> Nanos>(&self, clock: C) -> Stall<C> {
         let groups: Vec<_> = std::iter::once(self.clone()).chain(self.above()).collect();
         let began = clock();
-        groups.iter().for_each(|group| group.record().stalls.lock().begin(began));
+        groups.iter().for_each(|group| group.history().record().stalls.lock().begin(began));
         Stall { groups, began, clock }
     }
 
     /// The pressure of the group with all that it holds.
     pub fn pressure(&self, now: Nanos) -> Pressure {
-        self.record().stalls.lock().read(now)
+        let read = |record: &Record| record.stalls.lock().read(now);
+        self.history().so_far().map_or(Pressure::default(), read)
     }
 
     /// An occasion of this owner.
     pub fn count(&self, event: Event) {
-        self.record().counts.event(event);
+        self.history().record().counts.event(event);
     }
 
     pub fn add_stat(&self, stat: Stat, more: u64) {
-        self.record().counts.stat(stat, more);
+        self.history().record().counts.stat(stat, more);
     }
 
     /// Its own counters, with those of groups that it held until they ended.
     pub fn counts(&self) -> Counts {
-        self.record().counts.read()
+        self.history().so_far().map_or(Counts::default(), |record| record.counts.read())
     }
 }
 
 impl<C: Fn() -> Nanos> Drop for Stall<C> {
     fn drop(&mut self) {
         let now = (self.clock)();
-        self.groups.iter().for_each(|group| group.record().stalls.lock().end(now));
+        self.groups.iter().for_each(|group| group.history().record().stalls.lock().end(now));
         let waited = Duration::from_nanos(now.saturating_sub(self.began));
         self.groups[0].add_stat(Stat::Throttle, waited.as_micros() as u64);
     }
