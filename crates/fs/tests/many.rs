@@ -28,8 +28,11 @@ use copyhold_volume::looks;
 /// 16 GiB, of which only the blocks written take memory.
 const BLOCKS: u64 = 1 << 22;
 const LOG_BYTES: u64 = 64 << 20;
-/// So few nodes in memory that they do not hide what a subvolume takes.
-const NODES_BYTES: usize = 16 << 20;
+/// Bytes for nodes and for unflushed edits in a table of other numbers: so few nodes in memory that
+/// they do not hide what a subvolume takes.
+const CACHES: (usize, u64) = (16 << 20, 64 << 20);
+/// The same in the test: so small that few subvolumes fill them.
+const SMALL_CACHES: (usize, u64) = (512 << 10, 256 << 10);
 /// Files of the subvolume that is snapshotted.
 const FILES: usize = 20;
 /// Rows of a page of the list.
@@ -44,6 +47,8 @@ struct Cost {
     tables: f64,
     /// Subvolumes and epochs at which a walk looked.
     looks: f64,
+    /// Memory groups at which reclaim looked, or a division of edits.
+    groups: f64,
     nanos: f64,
 }
 
@@ -52,6 +57,7 @@ struct Mark {
     reads: u64,
     tables: u64,
     looks: u64,
+    groups: u64,
     begin: Instant,
 }
 
@@ -67,6 +73,7 @@ impl Mark {
             reads: reads(world),
             tables: fs.map_or(0, |fs| fs.pool().table_looks()),
             looks: fs.map_or(0, |fs| looks(fs.volumes())),
+            groups: fs.map_or(0, |fs| fs.pool().memory().looks()),
             begin: Instant::now(),
         }
     }
@@ -79,6 +86,7 @@ impl Mark {
             reads: each(now.reads, self.reads),
             tables: each(now.tables, self.tables),
             looks: each(now.looks, self.looks),
+            groups: each(now.groups, self.groups),
             nanos: (now.begin - self.begin).as_nanos() as f64 / ops as f64,
         }
     }
@@ -102,21 +110,21 @@ impl Figures {
     fn print(&self, number: usize) {
         println!("{number} subvolumes: {:.0} bytes in memory each after a mount", self.bytes);
         println!(
-            "  {:<8} {:>12} {:>8} {:>8} {:>8} {:>10}",
-            "each", "allocations", "reads", "tables", "looks", "us"
+            "  {:<8} {:>12} {:>8} {:>8} {:>8} {:>8} {:>10}",
+            "each", "allocations", "reads", "tables", "looks", "groups", "us"
         );
         for (name, cost) in &self.rows {
-            let Cost { allocations, reads, tables, looks, nanos } = cost;
+            let Cost { allocations, reads, tables, looks, groups, nanos } = cost;
             let us = nanos / 1000.0;
-            println!(
-                "  {name:<8} {allocations:>12.2} {reads:>8.3} {tables:>8.2} {looks:>8.2} {us:>10.1}"
-            );
+            let counts = format!("{tables:>8.2} {looks:>8.2} {groups:>8.2}");
+            println!("  {name:<8} {allocations:>12.2} {reads:>8.3} {counts} {us:>10.1}");
         }
     }
 }
 
 async fn mounted(world: &World) -> Arc<Filesystem> {
-    let limits = Limits { node_cache_bytes: NODES_BYTES, ..Limits::default() };
+    let (node_cache_bytes, delta_bytes) = if asked().is_some() { CACHES } else { SMALL_CACHES };
+    let limits = Limits { node_cache_bytes, delta_bytes, ..Limits::default() };
     let options = Options { count_lookups: false, ..Options::default() };
     let device: copyhold_device::DynDevice = world.device.clone();
     mount(&(world.rt.clone() as copyhold_runtime::Rt), &device, limits, options).await
@@ -206,9 +214,12 @@ fn measured(number: usize) -> Figures {
 
 /// The numbers of subvolumes: of the variable `SUBVOLUMES`, or few and more.
 fn numbers() -> Vec<usize> {
-    let asked = std::env::var("SUBVOLUMES").ok();
-    let asked = asked.map(|list| list.split(',').map(|n| n.parse().expect("a number")).collect());
-    asked.unwrap_or(vec![100, 400])
+    asked().unwrap_or(vec![400, 1600])
+}
+
+fn asked() -> Option<Vec<usize>> {
+    let list = std::env::var("SUBVOLUMES").ok()?;
+    Some(list.split(',').map(|n| n.parse().expect("a number")).collect())
 }
 
 #[test]
@@ -225,6 +236,7 @@ fn a_subvolume_costs_the_same_among_few_and_among_many() {
     for (phase, most) in &few.rows {
         let now = many.of(phase);
         assert!(now.looks <= most.looks * 1.5 + 1.0, "{phase}: {now:?}, of few {most:?}");
+        assert!(now.groups <= most.groups * 1.5 + 8.0, "{phase}: {now:?}, of few {most:?}");
         assert!(now.allocations <= most.allocations * 1.5 + 2.0, "{phase}: {now:?}, {most:?}");
     }
 }
