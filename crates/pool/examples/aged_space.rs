@@ -75,7 +75,7 @@ fn holes(run: Run, percent: u64) -> impl Iterator<Item = Run> {
     let scattered = |block: u64| block.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     let is_hole = move |at: &u32| {
         let block = scattered(run.addr.raw() + u64::from(*at)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        (block >> 32) * 100 >> 32 < percent
+        ((block >> 32) * 100) >> 32 < percent
     };
     (0..run.blocks).filter(is_hole).map(move |at| run.slice(at, 1))
 }
