@@ -11,19 +11,21 @@
 //! Cost.     A *division* of the limit into parts takes about a microsecond for each owner that it
 //!           looks at, and there may be tens of thousands, each with a few edits. So the next
 //!           division is due when a 64th of the limit has come or gone, and [`LOOK_BYTES`] for each
-//!           owner that the last one gave a part; half of the limit is always enough.
+//!           owner that the last one gave a part; a 16th of the limit is always enough.
 //!
 //! SCARCE-P1  While less than half of the limit is used, no group waits: so one that is alone, or
 //!            beside others that use little, is not held to its part.
 //! SCARCE-P2  Parts are within seven eighths of the limit. A group with less than its part
 //!            waits only while the whole limit is used.
 //! SCARCE-P4  With [`Arm::Off`] there are no parts: all groups wait at the limit alone.
-//! SCARCE-P3  Parts are those of the last division, and no group is judged by them when the next
-//!            one is due. A group that used nothing then has no part, and the whole limit is its
+//! SCARCE-P3  Parts are those of the last division; whether a group may go on is not judged by them
+//!            when the next one is due. A group that used nothing then has no part, and the whole limit is its
 //!            own; a division is due when such a group has a 64th of the limit, and as much has
 //!            moved.
 //! SCARCE-P5  With many users, bytes that came or went pay for each division: [`LOOK_BYTES`] for
-//!            each owner with a part, while these together are below half of the limit.
+//!            each owner with a part, while these together are below a 16th of the limit. So
+//!            owners without a part have at most that much together, of the eighth that is in no
+//!            part.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -201,7 +203,7 @@ impl Parts {
 
     /// Bytes that pay for a division (SCARCE-P5).
     fn paid(&self, limit: u64) -> u64 {
-        self.shared_by.load(Relaxed).saturating_mul(LOOK_BYTES).min(limit / 2)
+        self.shared_by.load(Relaxed).saturating_mul(LOOK_BYTES).min(limit / 16)
     }
 
     /// Whether a group without a part uses much.
@@ -296,11 +298,11 @@ mod tests {
         scarce.forget(&other, had - STEP);
     }
 
-    /// A world of so many groups that use 1 KiB each.
+    /// A world of so many groups that use half of the limit together.
     fn with_users(users: usize) -> (Memory, Scarce, Vec<MemoryOwner>) {
         let (memory, scarce) = (Memory::default(), scarce());
         let owners: Vec<MemoryOwner> = (0..users).map(|_| memory.add_owner()).collect();
-        owners.iter().for_each(|owner| scarce.add(owner, 1 << 10));
+        owners.iter().for_each(|owner| scarce.add(owner, LIMIT / 2 / users as u64));
         (memory, scarce, owners)
     }
 
@@ -318,16 +320,16 @@ mod tests {
                 scarce.admission(&memory, owner);
             }
         }
-        owners.iter().for_each(|owner| scarce.forget(owner, 1 << 10));
+        owners.iter().for_each(|owner| scarce.forget(owner, LIMIT / 2 / users as u64));
         ROUNDS * users as u64 * 2048 / (memory.looks() - before).max(1)
     }
 
     #[test]
     fn bytes_that_move_pay_for_looks_whatever_the_number_of_users() {
-        let most = (LIMIT >> 10) as usize;
-        assert!(moved_per_look(most / 2) >= LOOK_BYTES, "SCARCE-P5");
-        // Half of the limit is enough.
-        assert!(moved_per_look(most) >= LOOK_BYTES / 2, "SCARCE-P5");
+        let most = (LIMIT / 16 / LOOK_BYTES) as usize;
+        assert!(moved_per_look(most) >= LOOK_BYTES, "SCARCE-P5");
+        // A 16th of the limit is enough.
+        assert!(moved_per_look(4 * most) >= LOOK_BYTES / 4, "SCARCE-P5");
     }
 
     #[test]
