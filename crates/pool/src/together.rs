@@ -11,8 +11,8 @@
 //!           nothing if these are less than two leaves.
 //! AHEAD-A2  A call for a tenant whose group is near one of its limits reads as much as fits below
 //!           it, and an eighth of the bytes of nodes that the tenant has in memory, which take the
-//!           place of others of it. It reads nothing if these are less than two leaves: the look-up
-//!           reads one by itself.
+//!           place of others of that group. It reads nothing if these are less than two leaves, or
+//!           above the limit: the look-up reads one by itself.
 //! AHEAD-A3  All calls together have at most 32 requests under way, a call half of them
 //!           (`requests`).
 
@@ -40,6 +40,8 @@ pub async fn read_together(
     let nodes = (pool.nodes.cache_room() / PART_OF_CACHE / leaf_bytes).min(most);
     let wanted = keys.len().min(nodes) * leaf_bytes;
     let nodes = match room_below_limits(tenant, wanted as u64) {
+        // Other classes of the group are above the limit: the cache would keep no node.
+        0 if tenant.over_any_limit(0).is_some() => 0,
         room if room < wanted as u64 => {
             let own = tenant.charged(MemoryClass::Node).max(0) as u64 / PART_OF_CACHE as u64;
             nodes.min((room + own) as usize / leaf_bytes)

@@ -127,14 +127,15 @@ impl<'a> Ahead<'a> {
 }
 
 /// The entries of the window that begins with a look-up of an entry in the bucket `at`: none if its
-/// inode is in memory, or if look-ups in this directory come in another order (INORDER).
+/// inode is in memory or of another subvolume, or if look-ups in this directory come in another
+/// order (INORDER).
 pub(super) fn window_of_look_up(
     fs: &Filesystem,
     dir: &Inode,
     node: NodeId,
     at: u64,
 ) -> Option<usize> {
-    if fs.inodes.has(node) {
+    if node.subvol != dir.node.subvol || node.ino.0 >= FIRST_PLACEHOLDER || fs.inodes.has(node) {
         return None;
     }
     let entries = dir.state().item.size;
