@@ -3,8 +3,8 @@
 # and an aged one of 10 TiB beside an aged one of 100 GiB, all with memory=256M.
 # Usage: scripts/large-pools.sh [DIRECTORY]
 #
-# The pools are sparse files and take 5 GiB in DIRECTORY; without one, in a new one on a tmpfs, where
-# the disk is no part of what is measured (as root). About ten minutes.
+# The pools are sparse files and take 5 GiB in DIRECTORY; without one, in a new one on a tmpfs,
+# where the disk is no part of what is measured (as root). About ten minutes.
 set -eu
 cd "$(dirname "$0")/.."
 here=$(pwd)

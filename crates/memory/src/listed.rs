@@ -5,15 +5,12 @@ use std::sync::atomic::{AtomicU16, AtomicU64, fence};
 
 use copyhold_sync::{Mutex, of};
 
-use crate::owner::MemoryClass;
 use crate::place::Slot;
 
-/// The list of the owners with some usage: behind those of the classes.
-pub(crate) const OF_ANY_CLASS: usize = MemoryClass::ALL.len();
-const LISTS: usize = OF_ANY_CLASS + 1;
-const _: () = assert!(LISTS <= u16::BITS as usize, "`Listed` has a bit for each");
+/// As many as `Listed` has bits.
+pub(crate) const LISTS: usize = u16::BITS as usize;
 
-/// One for each class of memory, and one for all.
+/// One for each class of memory, and one for all (`owner`).
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
     lists: [Mutex<List, of::MemoryUsers>; LISTS],

@@ -24,9 +24,13 @@ use crate::LOOKUP_BYTES;
 use crate::drawn::Drawn;
 use crate::history::History;
 use crate::ledger::{Judged, Ledger, STEP};
-use crate::listed::{Listed, Lists, OF_ANY_CLASS};
+use crate::listed::{LISTS, Listed, Lists};
 use crate::place::{Place, Slot};
 use crate::scan::Arm;
+
+/// The list of the owners with some usage: behind those of the classes.
+pub(crate) const OF_ANY_CLASS: usize = MemoryClass::ALL.len();
+const _: () = assert!(OF_ANY_CLASS < LISTS, "each has a list");
 
 /// A kind of object in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

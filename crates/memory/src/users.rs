@@ -15,8 +15,7 @@
 //! A charge that begins at nothing costs a fence and a load; and a reference to the lists and a
 //! lock for each on which the owner is not.
 
-use crate::listed::OF_ANY_CLASS;
-use crate::owner::{Memory, MemoryClass, MemoryOwner};
+use crate::owner::{Memory, MemoryClass, MemoryOwner, OF_ANY_CLASS};
 
 impl Memory {
     /// At least the owners that have some of a class, and all that hold one of these; by slot.

@@ -1,6 +1,7 @@
-//! Ages the space of an empty pool, of any size: all of it is allocated, then single blocks all over
-//! it are freed. Nothing refers to the allocated blocks, so `copyhold check` reports them as lost;
-//! no data are written, so a pool of 10 TiB in a sparse file takes a gigabyte of the host's disk.
+//! Ages the space of an empty pool, of any size: all of it is allocated, then single blocks all
+//! over it are freed. Nothing refers to the allocated blocks, so `copyhold check` reports them as
+//! lost; no data are written, so a pool of 10 TiB in a sparse file takes a gigabyte of the host's
+//! disk.
 //!
 //! `cargo run --release -p copyhold-pool --example aged_space POOL PERCENT`
 //!
