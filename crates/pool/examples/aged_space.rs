@@ -143,7 +143,7 @@ fn main() {
     let begin = Instant::now();
     executors.block_on(async {
         let (mut freed, mut before, mut long) = (0, u64::MAX, u64::MAX);
-        // What the reserve kept free is in long runs. Another round takes those that data may have.
+        // The reserve leaves long runs free. Another round takes those that data may have.
         while long == u64::MAX || long < before / 10 * 9 {
             before = long;
             let filled = fill(&pool, long).await;

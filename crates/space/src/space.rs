@@ -31,7 +31,7 @@ pub struct Config {
     pub run_max: Option<u32>,
     /// Memory of maps, from which on none is loaded when the pool is opened. `None`: any.
     pub maps_bytes: Option<u64>,
-    /// What changed in a map is written also where that is no less than the whole: for tests with
+    /// Deltas of maps are written also where they are no smaller than whole maps: for tests with
     /// small metaslabs.
     pub prefer_deltas: bool,
 }

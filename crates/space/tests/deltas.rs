@@ -43,7 +43,7 @@ struct World {
     random: u64,
 }
 
-/// What one lap has written and read of maps.
+/// Bytes of maps that one lap has written and read.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lap {
     deltas: u64,
