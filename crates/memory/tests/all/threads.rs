@@ -76,12 +76,25 @@ fn counters_return_to_zero_after_threads_did_all_at_once() {
         drop(objects);
         drop(evicted);
     };
+    // Limits may refuse all other objects, but not this one: some are evicted in each run.
+    let free = memory.add_owner();
+    let shrink = |random: &mut Xoshiro256PlusPlus| {
+        let mut objects = cache.lock();
+        let all = objects.set_bytes_max(&memory, 0);
+        let _none = objects.set_bytes_max(&memory, OBJECT * OBJECTS);
+        let (kept, _none) = objects.insert(&memory, random.next_u64(), (), OBJECT, &free);
+        let one = objects.set_bytes_max(&memory, 0);
+        let _none = objects.set_bytes_max(&memory, OBJECT * OBJECTS);
+        drop(objects);
+        drop((all, one));
+        assert!(kept, "an empty cache refused an object of an owner without limits");
+    };
     thread::scope(|scope| {
         for seed in 0..4 {
             scope.spawn(move || repeat(seed, &charge));
         }
-        let others: [&(dyn Fn(&mut Xoshiro256PlusPlus) + Sync); 7] =
-            [&set, &set, &make, &look, &fill, &fill, &evict];
+        let others: [&(dyn Fn(&mut Xoshiro256PlusPlus) + Sync); 8] =
+            [&set, &set, &make, &look, &fill, &fill, &evict, &shrink];
         for (seed, step) in (4..).zip(others) {
             scope.spawn(move || repeat(seed, step));
         }
@@ -93,6 +106,6 @@ fn counters_return_to_zero_after_threads_did_all_at_once() {
     for group in &groups {
         assert!(MemoryClass::ALL.iter().all(|class| group.charged(*class) == 0), "{group:?}");
     }
-    drop(groups);
+    drop((groups, free));
     assert_eq!(memory.owners().len(), 1, "CHARGE-C2: only the shared group is left");
 }
