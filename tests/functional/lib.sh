@@ -98,6 +98,20 @@ must_refuse() {
     esac
 }
 
+# must_report CODE TEXT ARGUMENT...: `copyhold --json` ends with exit code 1, and prints nothing but
+# this error code and text.
+must_report() {
+    code=$1 text=$2
+    shift 2
+    status=0
+    said=$(copyhold --json "$@" 2>&1) || status=$?
+    [ "$status" = 1 ] || fail "exit code $status instead of 1: $*: $said"
+    case $said in
+    '{"error":{"code":"'"$code"'","message":"'*"$text"*) ;;
+    *) fail "no $code '$text' in the answer of $*: $said" ;;
+    esac
+}
+
 # must_equal LEFT RIGHT
 must_equal() {
     [ "$1" = "$2" ] || fail "'$1' is not '$2'"
@@ -127,11 +141,63 @@ for key in sys.argv[1].split("."):
 print(json.dumps(value) if isinstance(value, (dict, list, bool)) else value)' "$name"
 }
 
+# ask EXPRESSION ARGUMENT...: prints a Python expression over `it`, the JSON of `copyhold --json`.
+# `here` is $HERE as a path of the pool, `rows` are the rows of a list whose path is below it, each
+# with the rest of its path, and row(id=5) is the first row of the list with this field.
+ask() {
+    expression=$1
+    shift
+    copyhold --json "$@" | python3 -c 'import json, sys
+it, here = json.load(sys.stdin), sys.argv[2]
+def row(**wanted):
+    return next(row for row in it if wanted.items() <= row.items())
+rows = []
+for each in it if isinstance(it, list) else []:
+    above, below, path = (each.get("path") or "").partition(here + "/")
+    if below and not above:
+        rows.append({**each, "path": path})
+print(eval(sys.argv[1]))' "$expression" "${HERE#"$MNT"/}"
+}
+
 mount_pool() { mount_with_options "$@" "$POOL" "$MNT"; }
 
 mount_with_options() { copyhold mount ${COPYHOLD_OPTIONS:+-o "$COPYHOLD_OPTIONS"} "$@"; }
 
+# The area's tests see the pool mounted with these arguments, and their successors without.
+remount_pool() {
+    must unmount_pool
+    on_exit "! is_mounted $MNT || unmount_pool; mount_pool"
+    must mount_pool "$@"
+}
+
 unmount_pool() { copyhold umount "$MNT" >/dev/null; }
+
+# place NAME: a directory for one more mount, at $SUITE_DIR/NAME, unmounted at the end.
+place() {
+    must mkdir "$SUITE_DIR/$1"
+    on_exit "clear_place $SUITE_DIR/$1"
+}
+
+clear_place() {
+    ! is_mounted "$1" || copyhold umount "$1" >/dev/null || return 1
+    rmdir "$1"
+}
+
+# device_over FILE: a loop device at $DEVICE, until the end.
+device_over() {
+    need losetup
+    DEVICE=$(losetup --find --show "$1" 2>/dev/null) || skip "there is no loop device"
+    on_exit "losetup --detach $DEVICE"
+}
+
+# as_nobody COMMAND...: as an ordinary user. Needs setpriv.
+as_nobody() { setpriv --reuid nobody --regid nogroup --clear-groups "$@"; }
+
+# The options of the mount at a path, as the kernel has them.
+options_of() { awk -v path="$1" '$2 == path { print $4 }' /proc/mounts; }
+
+# No process has the pool.
+must_be_closed() { must flock --nonblock "$1" true; }
 
 daemon_of() { field pid copyhold --json info "$1"; }
 
@@ -183,6 +249,13 @@ subvolume_here() {
     on_exit "remove_tree $HERE/$1"
 }
 
+# snapshot_here SOURCE NAME [-r]: likewise.
+snapshot_here() {
+    # shellcheck disable=SC2086 # There may be no option.
+    must copyhold subvolume snapshot ${3:-} "$HERE/$1" "$HERE/$2" >/dev/null
+    on_exit "remove_tree $HERE/$2"
+}
+
 # A tree with subvolumes in it: rm removes empty ones, and stops at read-only ones.
 remove_tree() {
     [ -e "$1" ] || return 0
@@ -198,7 +271,35 @@ for row in json.load(sys.stdin):
 
 # random_file PATH KIB
 random_file() {
-    dd if=/dev/urandom of="$1" bs=1024 count="$2" status=none
+    dd if=/dev/urandom of="$1" bs=64K count=$(($2 * 1024)) iflag=count_bytes,fullblock status=none
+}
+
+# fill DIRECTORY: large files, small ones and tiny ones until nothing more is accepted; prints the
+# name of the last error.
+fill() {
+    python3 - "$1" <<'END'
+import errno, itertools, sys
+for kind, size in (("large", 1 << 20), ("small", 4096), ("tiny", 10)):
+    for number in itertools.count():
+        try:
+            with open(f"{sys.argv[1]}/{kind}{number}", "wb", buffering=0) as file:
+                left = size
+                while left:
+                    left -= file.write(bytes([number % 256]) * left)
+        except OSError as error:
+            last = error.errno
+            break
+print(errno.errorcode[last])
+END
+}
+
+# look_up DIRECTORY COUNT: so many names that do not exist.
+look_up() {
+    python3 - "$@" <<'END'
+import os, sys
+for number in range(int(sys.argv[2])):
+    assert not os.path.lexists(f"{sys.argv[1]}/absent-{number:012}")
+END
 }
 
 digest() { sha256sum <"$1"; }
@@ -239,3 +340,27 @@ scratch() {
 mount_scratch() { mount_with_options "$@" "$SCRATCH" "$SCRATCH_MNT"; }
 
 unmount_scratch() { ! is_mounted "$SCRATCH_MNT" || copyhold umount "$SCRATCH_MNT" >/dev/null; }
+
+# A scratch pool with a subvolume `a`, its snapshot `s`, and no room left. The digests of their
+# file `old` are $new and $old.
+full_scratch() {
+    scratch 96M
+    must mount_scratch
+    must copyhold subvolume create "$SCRATCH_MNT/a" >/dev/null
+    must random_file "$SCRATCH_MNT/a/old" 8192
+    old=$(digest "$SCRATCH_MNT/a/old")
+    must copyhold subvolume snapshot "$SCRATCH_MNT/a" "$SCRATCH_MNT/s" >/dev/null
+    must random_file "$SCRATCH_MNT/a/old" 8192
+    new=$(digest "$SCRATCH_MNT/a/old")
+    must_equal "$(fill "$SCRATCH_MNT/a")" ENOSPC
+}
+
+# must_have_room_again DIRECTORY: a third of it, and a write gets it.
+must_have_room_again() {
+    must copyhold subvolume sync "$SCRATCH_MNT"
+    must copyhold sync "$SCRATCH_MNT"
+    must [ "$(ask 'it["available_bytes"]' df "$SCRATCH_MNT")" -gt $((32 << 20)) ]
+    must random_file "$1/more" 24576
+    must unmount_scratch
+    must copyhold check "$SCRATCH"
+}
