@@ -12,10 +12,9 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::thread;
 
 use copyhold_harness::wait::wait_until;
-use copyhold_harness::{LoopDevice, Mounted, mount_table, needs, output, transport};
+use copyhold_harness::{mount_table, needs, output, transport};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -221,68 +220,4 @@ fn an_ordinary_user_mounts_what_is_his() {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", says(&output));
-}
-
-#[test]
-fn on_a_block_device_sync_2_reaches_the_pool() {
-    if !is_root() || !Path::new("/dev/loop-control").exists() {
-        return;
-    }
-    let Some(site) = unmounted() else { return };
-    let device = worked(LoopDevice::over(site.pool(), &[]));
-    let mount = || site.done(&["mount", device.path().to_str().unwrap(), &site.at("")]);
-    mount();
-    let entry = mount_table::at(&site.mnt()).unwrap().expect("it is mounted");
-    assert_eq!(entry.kind, "fuseblk.copyhold");
-    fs::write(site.path("file"), b"synced by sync(2)").unwrap();
-    rustix::fs::syncfs(File::open(site.mnt()).unwrap()).unwrap();
-    site.kill();
-    site.unmount();
-    mount();
-    assert_eq!(fs::read(site.path("file")).unwrap(), b"synced by sync(2)");
-    site.unmount();
-    let output = Command::new(PROGRAM).arg("create").arg(device.path()).output().unwrap();
-    refused(&output, 1, "a pool already");
-}
-
-/// A pool in a file that its host cannot keep: writers wait for room, and nothing is lost.
-#[test]
-fn a_host_that_fills_up_loses_nothing() {
-    if !is_root() {
-        return;
-    }
-    let Some(site) = unmounted() else { return };
-    let host = site.directory().join("host");
-    fs::create_dir(&host).unwrap();
-    let options = ["-t", "tmpfs", "-o", "size=48M"];
-    let _mounted = worked(Mounted::new(&options, Path::new("none"), &host));
-    let result = std::panic::catch_unwind(|| fill_the_host(&site, &host));
-    make_room(&host);
-    result.unwrap();
-}
-
-fn make_room(host: &Path) {
-    let larger = ["-o", "remount,size=512M"];
-    assert!(Command::new("mount").args(larger).arg(host).status().unwrap().success());
-}
-
-fn fill_the_host(site: &Site, host: &Path) {
-    let pool = host.join("pool.img");
-    let pool = pool.to_str().unwrap();
-    site.done(&["create", pool, "--size", "1G"]);
-    site.done(&["mount", pool, &site.at("")]);
-    write_synced(&site.path("kept"), &[1; 1 << 20]);
-    let growing = site.path("growing");
-    let writer = thread::spawn(move || write_synced(&growing, &vec![2; 64 << 20]));
-    wait_until(|| rustix::fs::statvfs(host).unwrap().f_bavail == 0);
-    assert!(!writer.is_finished(), "64 MiB do not fit a host of 48");
-    assert_eq!(fs::read(site.path("kept")).unwrap(), [1; 1 << 20], "reading does not wait");
-    make_room(host);
-    writer.join().unwrap();
-    site.kill();
-    site.done(&["mount", pool, &site.at("")]);
-    assert_eq!(fs::read(site.path("kept")).unwrap(), [1; 1 << 20]);
-    assert!(fs::read(site.path("growing")).unwrap() == vec![2; 64 << 20]);
-    site.unmount();
-    site.done(&["check", pool]);
 }

@@ -11,7 +11,6 @@ mod data;
 mod names;
 mod observer;
 mod permissions;
-mod pool;
 mod rights;
 #[path = "../site/mod.rs"]
 mod site;

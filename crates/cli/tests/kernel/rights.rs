@@ -275,19 +275,3 @@ fn who_opens_with_o_noatime_leaves_the_access_time() {
     assert_eq!(read(OFlags::NOATIME), 7);
     assert!(read(OFlags::empty()) > 7);
 }
-
-#[test]
-fn a_mount_that_may_not_write_is_not_trimmed() {
-    let Some(site) = Site::on_a_device() else { return };
-    let trim = || Command::new("fstrim").arg(site.mnt()).output().unwrap();
-    assert!(trim().status.success(), "{:?}", trim());
-    site.unmount();
-    for options in ["ro", "ro,norecovery"] {
-        site.mount(&["-o", options]);
-        let refused = trim();
-        let says = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(!refused.status.success() && says.contains("Read-only"), "{options}: {says}");
-        site.unmount();
-    }
-    site.mount(&[]);
-}
