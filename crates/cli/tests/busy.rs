@@ -1,99 +1,17 @@
-//! Subvolumes that somebody uses while they are snapshotted, compared, rolled back or deleted: by
-//! a mount, as a working directory, by a program that asks, by writers.
+//! Subvolumes that threads write to while they are snapshotted, compared, rolled back or deleted.
 
 #![allow(clippy::disallowed_methods, reason = "it looks at processes from outside")]
 
 mod site;
 
 use std::fs::{self, File};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use copyhold_harness::Mounted;
-use copyhold_harness::mount_table::is_mounted;
 use rustix::io::Errno;
-use serde_json::{Value, json};
+use serde_json::Value;
 use site::*;
-
-#[test]
-fn a_subvolume_is_deleted_whatever_is_mounted_from_it_or_in_it() {
-    let Some(site) = Site::mounted(&[]) else { return };
-    site.subvolume("a");
-    fs::create_dir(site.path("a/dir")).unwrap();
-    fs::write(site.path("a/dir/file"), "one").unwrap();
-    site.snapshot("a", "s");
-    let elsewhere = tempfile::tempdir().unwrap();
-    let bound = worked(Mounted::new(&["--bind"], &site.path("a"), elsewhere.path()));
-    let inside = site.path("a/dir");
-    let covered = worked(Mounted::new(&["-t", "tmpfs"], Path::new("none"), &inside));
-    assert_eq!(fs::read(elsewhere.path().join("dir/file")).unwrap(), b"one");
-    site.delete("a");
-    assert!(!site.path("a").exists());
-    // What was bound elsewhere stays a mount, of nothing; what was mounted inside is unmounted.
-    assert_eq!(number(fs::read_dir(elsewhere.path())), Some(Errno::STALE));
-    assert_eq!(number(fs::read(elsewhere.path().join("dir/file"))), Some(Errno::STALE));
-    assert_eq!(number(fs::write(elsewhere.path().join("new"), "x")), Some(Errno::STALE));
-    assert!(!is_mounted(&inside).unwrap());
-    worked(bound.unmount());
-    drop(covered);
-    site.done(&["subvolume", "sync", &site.at("")]);
-    assert_eq!(fs::read(site.path("s/dir/file")).unwrap(), b"one");
-    site.checked();
-}
-
-#[test]
-fn what_is_only_seen_through_a_bind_mount_is_not_deleted_by_that_name() {
-    let Some(site) = Site::mounted(&[]) else { return };
-    site.subvolume("a");
-    fs::write(site.path("a/file"), "one").unwrap();
-    let elsewhere = tempfile::tempdir().unwrap();
-    let bound = worked(Mounted::new(&["--bind"], &site.path("a"), elsewhere.path()));
-    let name = elsewhere.path().to_str().unwrap();
-    site.refused(&["subvolume", "delete", name], "EBUSY", "use its path in the pool");
-    assert_eq!(fs::read(site.path("a/file")).unwrap(), b"one");
-    // A snapshot needs no name of its source.
-    site.done(&["subvolume", "snapshot", name, &site.at("s")]);
-    assert_eq!(fs::read(site.path("s/file")).unwrap(), b"one");
-    worked(bound.unmount());
-    site.checked();
-}
-
-#[test]
-fn a_deleted_subvolume_that_is_held_open_is_no_source_of_anything() {
-    let Some(site) = Site::mounted(&[]) else { return };
-    for name in ["a", "b"] {
-        site.subvolume(name);
-    }
-    site.snapshot("a", "s");
-    let held = File::open(site.path("a")).unwrap();
-    let held_at = format!("/proc/{}/fd/{}", std::process::id(), held.as_raw_fd());
-    site.done(&["subvolume", "show", &held_at]);
-    site.delete("a");
-    let (target, s) = (site.at("t"), site.at("s"));
-    let refused: [&[&str]; 6] = [
-        &["subvolume", "snapshot", &held_at, &target],
-        &["subvolume", "snapshot", "-r", &held_at, &target],
-        &["subvolume", "rollback", &s, &held_at],
-        &["subvolume", "diff", &s, &held_at],
-        &["subvolume", "delete", &held_at],
-        &["subvolume", "du", &held_at],
-    ];
-    for arguments in refused {
-        site.refused(arguments, "ESTALE", "has been deleted");
-    }
-    drop(held);
-    // From inside, too.
-    let script = "\"$0\" subvolume delete ../b && \"$0\" --json subvolume snapshot . ../t";
-    let mut inside = Command::new("sh");
-    inside.args(["-c", script, PROGRAM]).current_dir(site.path("b"));
-    let told = String::from_utf8(inside.output().unwrap().stderr).unwrap();
-    assert!(told.contains("\"ESTALE\"") && !site.path("t").exists(), "{told}");
-    site.checked();
-}
 
 #[test]
 fn a_snapshot_of_what_is_being_deleted_is_whole_or_refused() {
@@ -191,34 +109,6 @@ fn writers_do_not_change_what_differs_between_snapshots() {
         stop.store(true, Ordering::Relaxed);
         writer.join().unwrap();
     });
-    site.checked();
-}
-
-#[test]
-fn after_a_rollback_nothing_differs_from_the_snapshot_and_all_from_the_old_state() {
-    let Some(site) = Site::mounted(&[]) else { return };
-    site.subvolume("a");
-    for n in 0..20 {
-        fs::write(site.path(&format!("a/f{n:02}")), vec![n; 5000]).unwrap();
-    }
-    site.done(&["subvolume", "snapshot", "-r", &site.at("a"), &site.at("s")]);
-    fs::write(site.path("a/f03"), "changed").unwrap();
-    fs::remove_file(site.path("a/f04")).unwrap();
-    fs::write(site.path("a/new"), "new").unwrap();
-    let diff =
-        |from: &str, to: &str| site.done(&["subvolume", "diff", &site.at(from), &site.at(to)]);
-    let before = diff("s", "a");
-    assert_eq!(told(&before), [("modified", "f03"), ("deleted", "f04"), ("added", "new")]);
-    let (a, s, kept) = (site.at("a"), site.at("s"), site.at("kept"));
-    site.done(&["subvolume", "rollback", "--keep", &kept, &a, &s]);
-    assert_eq!(diff("s", "a"), json!([]));
-    assert_eq!(diff("s", "kept"), before);
-    let back = diff("kept", "a");
-    assert_eq!(told(&back), [("modified", "f03"), ("added", "f04"), ("deleted", "new")]);
-    fs::write(site.path("a/f05"), "again").unwrap();
-    assert_eq!(told(&diff("s", "a")), [("modified", "f05")]);
-    site.done(&["subvolume", "rollback", &a, &s]);
-    assert_eq!(diff("s", "a"), json!([]));
     site.checked();
 }
 
