@@ -10,10 +10,7 @@ use std::process::Output;
 
 use copyhold_harness::{Place, Program, needs};
 use serde_json::Value;
-use site::{PROGRAM, Site, loop_device, worked};
-
-const FORMATS: [&str; 4] =
-    ["4096+16:64b", "4096+8:16b:type1", "512+64:32b:type3:first", "4096+64:64b:type2:sts=16"];
+use site::{PROGRAM, Site, worked};
 
 fn create(arguments: &[&str]) -> Output {
     let arguments = [&["create"], arguments].concat();
@@ -22,77 +19,6 @@ fn create(arguments: &[&str]) -> Output {
 
 fn message(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-#[test]
-fn a_pool_with_protection_information_is_mounted_read_and_checked_as_any_other() {
-    for format in FORMATS {
-        let Some(site) = Site::made(&["--size", "128M", "--pi", format], &[]) else { return };
-        let content: Vec<u8> = (0..3_000_000_u32).map(|n| (n >> 8) as u8 ^ n as u8).collect();
-        fs::create_dir(site.path("dir")).unwrap();
-        fs::write(site.path("dir/file"), &content).unwrap();
-        site.again();
-        assert!(fs::read(site.path("dir/file")).unwrap() == content, "{format}");
-        fs::write(site.path("dir/other"), b"before a kill").unwrap();
-        File::open(site.path("dir/other")).unwrap().sync_all().unwrap();
-        site.kill();
-        site.mount(&[]);
-        assert_eq!(fs::read(site.path("dir/other")).unwrap(), b"before a kill");
-        fs::remove_file(site.path("dir/file")).unwrap();
-        site.checked();
-        assert_eq!(fs::metadata(site.pool()).unwrap().len(), 128 << 20);
-    }
-}
-
-#[test]
-fn a_format_that_is_none_is_refused_with_the_possible_words() {
-    let place = worked(Place::new(&std::env::temp_dir(), "copyhold-"));
-    let image = place.image();
-    let image = image.to_str().unwrap();
-    for (format, says) in [
-        ("4096", "an example is 4096+16:64b, followed by :type1 to :type3, :first or :last"),
-        ("4096+8:64b", "8 bytes of metadata have no room"),
-        ("4096+8:16b:middle", "parts are type1 to type3, first, last and sts=BITS"),
-        ("1024+8:16b", "512 or 4096 bytes of data, not 1024"),
-    ] {
-        let output = create(&[image, "--size", "64M", "--pi", format]);
-        assert_eq!(output.status.code(), Some(2), "{format}");
-        let message = message(&output).replace("\\n", " ");
-        let words: Vec<&str> = message.split_whitespace().collect();
-        assert!(words.join(" ").contains(says), "{format}: {message}");
-    }
-    let output = create(&[image, "--size", "7M", "--pi", "512+64:64b"]);
-    assert!(message(&output).contains("too small"), "{}", message(&output));
-    assert!(!place.image().exists(), "a refused creation leaves no file");
-}
-
-#[test]
-fn a_pool_without_tuples_replaces_one_with_them_also_on_a_device() {
-    if !needs::are_met() {
-        return;
-    }
-    let place = worked(Place::new(&std::env::temp_dir(), "copyhold-"));
-    worked(place.make_image(128 << 20));
-    let Some(device) = loop_device(place.image()) else { return };
-    let path = device.path().to_str().unwrap();
-    let info = || {
-        let printed = worked(Program::at(PROGRAM).run(&["info", path], &[]));
-        serde_json::from_str::<Value>(&printed).unwrap()
-    };
-    let all = 128_u64 << 20;
-    assert!(create(&[path, "--pi", "4096+64:64b"]).status.success());
-    assert!(info()["size_bytes"].as_u64().unwrap() < all);
-    assert!(message(&create(&[path])).contains("a pool already"));
-    assert!(create(&[path, "--force"]).status.success());
-    assert_eq!(info()["size_bytes"].as_u64(), Some(all));
-    // The other way, in a part of the device.
-    assert!(create(&[path, "--force", "--pi", "4096+16:64b", "--size", "64M"]).status.success());
-    assert_eq!(info()["size_bytes"].as_u64(), Some(all / 2));
-    assert!(create(&[path, "--force", "--size", "64M"]).status.success());
-    assert_eq!(info()["size_bytes"].as_u64(), Some(all / 2));
-    let refused = create(&[path, "--force", "--pi", "4096+16:64b", "--size", "1G"]);
-    assert!(message(&refused).contains("too small"), "{}", message(&refused));
-    assert_eq!(info()["size_bytes"].as_u64(), Some(all / 2), "a refusal changes nothing");
 }
 
 /// A pool in a new file, by the program.
@@ -189,52 +115,6 @@ fn damage(site: &Site, content: &[u8]) -> usize {
     }
     fs::write(site.pool(), image).unwrap();
     damaged
-}
-
-#[test]
-fn each_checksum_mode_finds_damage_or_not_as_it_says() {
-    let Some(site) = Site::made(&["--size", "128M", "--pi", "4096+16:64b"], &[]) else { return };
-    let content: Vec<u8> = (0..1_000_000_u32).map(|n| (n >> 8) as u8 ^ (n * 7) as u8).collect();
-    let modes = ["item", "guard", "offload", "none"];
-    let of = |mode: &str| [mode.as_bytes(), &content].concat();
-    for mode in modes {
-        let dir = site.at(mode);
-        fs::create_dir(site.path(mode)).unwrap();
-        site.done(&["property", "set", &dir, "checksum", mode]);
-        fs::write(site.path(&format!("{mode}/file")), of(mode)).unwrap();
-        let file = site.at(&format!("{mode}/file"));
-        let shown = site.done(&["property", "get", &file, "checksum"]);
-        assert_eq!(shown, serde_json::json!({ "checksum": mode }), "as its directory");
-        let shown = site.done(&["property", "list", &file]);
-        assert_eq!(shown, serde_json::json!({ "checksum": mode }));
-    }
-    site.again();
-    for mode in modes {
-        assert!(fs::read(site.path(&format!("{mode}/file"))).unwrap() == of(mode), "{mode}");
-    }
-    site.checked();
-    for mode in modes {
-        assert_eq!(damage(&site, &of(mode)), 1, "{mode}");
-    }
-    site.mount(&[]);
-    for mode in modes {
-        let read = fs::read(site.path(&format!("{mode}/file")));
-        assert_eq!(read.is_err(), mode != "none", "{mode}");
-        let errno = read.err().and_then(|error| error.raw_os_error());
-        assert!(errno.is_none_or(|errno| errno == 5), "{mode}: {errno:?}");
-    }
-}
-
-#[test]
-fn a_checksum_mode_that_is_none_is_refused() {
-    let Some(site) = Site::mounted(&[]) else { return };
-    fs::write(site.path("file"), b"plain").unwrap();
-    let file = site.at("file");
-    let why = "item, guard, offload or none";
-    site.refused(&["property", "set", &file, "checksum", "crc"], "EINVAL", why);
-    site.done(&["property", "set", &file, "checksum", "guard"]);
-    assert_eq!(fs::read(site.path("file")).unwrap(), b"plain", "stored data stays");
-    site.refused(&["property", "set", &site.at("file"), "ro", "maybe"], "EINVAL", "true or false");
 }
 
 /// Where the last two blocks of a file begin.

@@ -11,9 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use copyhold_harness::{
-    Daemon, HarnessError, LoopDevice, Place, Pool, Program, mount_table, needs, transport,
-};
+use copyhold_harness::{Daemon, HarnessError, Place, Pool, Program, needs, transport};
 use rustix::io::Errno;
 use serde_json::Value;
 
@@ -56,20 +54,6 @@ impl Site {
         }
         let site = Site::unmounted(create);
         site.mount(mount);
-        Some(site)
-    }
-
-    /// On a loop device of 256 MiB, so that the kernel makes it a `fuseblk` mount.
-    pub(crate) fn on_a_device() -> Option<Site> {
-        if !needs::are_met() {
-            return None;
-        }
-        let pool = new_pool();
-        pool.place().make_image(256 << 20).unwrap();
-        let device = loop_device(pool.place().image())?;
-        let site = Site(pool.on(device));
-        worked(site.0.create(&[]));
-        site.mount(&[]);
         Some(site)
     }
 
@@ -138,11 +122,6 @@ impl Site {
         self.path(name).to_str().unwrap().to_owned()
     }
 
-    /// The kind of filesystem that the table of mounts names.
-    pub(crate) fn kind(&self) -> String {
-        mount_table::at(&self.mnt()).unwrap().map_or_else(String::new, |entry| entry.kind)
-    }
-
     pub(crate) fn create(&self, name: &str) -> File {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).open(self.path(name)).unwrap()
@@ -186,12 +165,6 @@ impl Site {
         self.done(&["subvolume", "list", &self.at("")]).as_array().unwrap().clone()
     }
 
-    pub(crate) fn group(&self, id: &str) -> Value {
-        let shown = self.done(&["qgroup", "show", "--sync", &self.at("")]);
-        let mut rows = shown.as_array().unwrap().iter();
-        rows.find(|row| row["id"] == id).unwrap_or_else(|| panic!("no {id} in {shown}")).clone()
-    }
-
     #[track_caller]
     pub(crate) fn check(&self) {
         worked(self.0.check());
@@ -202,14 +175,6 @@ impl Site {
     pub(crate) fn checked(&self) {
         self.unmount();
         self.check();
-    }
-
-    /// What the program tells an ordinary user.
-    pub(crate) fn nobody(&self, arguments: &[&str]) -> Output {
-        let mut plain = Command::new("setpriv");
-        plain.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-        plain.arg(copied_program(self.directory())).arg("--json");
-        plain.args(arguments).output().unwrap()
     }
 }
 
@@ -222,12 +187,6 @@ pub(crate) fn copied_program(directory: &Path) -> PathBuf {
         worked(copyhold_harness::run(Command::new("cp").arg(PROGRAM).arg(&copy)));
     }
     copy
-}
-
-/// `None` where the machine has no loop devices.
-pub(crate) fn loop_device(file: impl AsRef<Path>) -> Option<LoopDevice> {
-    let device = LoopDevice::over(file, &[]);
-    device.inspect_err(|error| eprintln!("skipped: no loop devices here: {error}")).ok()
 }
 
 pub(crate) fn number<T: std::fmt::Debug>(result: std::io::Result<T>) -> Option<Errno> {
