@@ -28,6 +28,8 @@ pub(crate) enum BenchError {
     NoAnswer(&'static str),
     #[error("without a mount: {0}")]
     Engine(String),
+    #[error("{0} of the measurements failed; the figures of the others are above")]
+    Failed(usize),
     #[error("{0}: the filesystem reports no number of this subvolume")]
     NoId(String),
     #[error("the null mount could not be served: {0}")]
@@ -39,6 +41,16 @@ pub(crate) enum BenchError {
 }
 
 impl BenchError {
+    /// Whether a filesystem had no space left.
+    pub(crate) fn is_no_space(&self) -> bool {
+        let of = |source: &io::Error| source.kind() == io::ErrorKind::StorageFull;
+        matches!(self, BenchError::System { source, .. } if of(source))
+    }
+
+    pub(crate) fn is_interrupt(&self) -> bool {
+        matches!(self, BenchError::Harness(HarnessError::Interrupted))
+    }
+
     /// Of a filesystem in this process.
     pub(crate) fn engine(error: impl std::error::Error) -> BenchError {
         BenchError::Engine(error.to_string())

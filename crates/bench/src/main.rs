@@ -60,6 +60,7 @@ mod traffic;
 mod tree;
 mod unshare;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -259,15 +260,28 @@ fn measure(
     let site = Site::new(&common.dir, common.program.clone(), &common.options, most)?;
     let kinds = common.kinds();
     let mut summary = Summary::new(machine, &kinds, common.rounds);
+    let mut failed = BTreeSet::new();
     for job in jobs {
         for round in 1..=common.rounds {
             for &kind in &kinds {
+                if failed.contains(&(job.name(), kind)) {
+                    continue;
+                }
                 if let Some(why) = kind.missing().or(job.left_out(kind).map(String::from)) {
                     site.note(job.name(), kind, &why);
                     continue;
                 }
                 eprintln!("{}: round {round} of {}: {}", job.name(), common.rounds, kind.name());
-                summary.add(job.name(), kind, job.round(&site, kind, round, interrupt)?);
+                match job.round(&site, kind, round, interrupt) {
+                    Ok(samples) => summary.add(job.name(), kind, samples),
+                    Err(error) if error.is_interrupt() => return Err(error),
+                    // The figures of the others took long, and are good.
+                    Err(error) => {
+                        eprintln!("{}: {}: {error}", job.name(), kind.name());
+                        site.note(job.name(), kind, &format!("round {round} failed: {error}"));
+                        failed.insert((job.name(), kind));
+                    }
+                }
             }
         }
     }
@@ -283,7 +297,7 @@ fn measure(
         true => print!("{}", summary.json_lines(&site.notes())),
         false => print!("{}", summary.table(&site.notes())),
     }
-    Ok(())
+    if failed.is_empty() { Ok(()) } else { Err(BenchError::Failed(failed.len())) }
 }
 
 impl Common {

@@ -163,7 +163,7 @@ impl Summary {
         }
         text += &self.judged_text();
         if !notes.is_empty() {
-            let _ = writeln!(text, "\nLeft out:\n  {}", notes.join("\n  "));
+            let _ = writeln!(text, "\nNotes:\n  {}", notes.join("\n  "));
         }
         text
     }

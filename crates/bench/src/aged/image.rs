@@ -27,7 +27,7 @@ pub(crate) struct Recipe {
     log_size: Option<String>,
     /// The share of the space that records fill, in percent
     #[arg(long, default_value_t = 95, value_parser = clap::value_parser!(u32).range(1..=97))]
-    fill: u32,
+    pub(super) fill: u32,
     /// The share of records that are freed, in percent
     #[arg(long, default_value_t = 22, value_parser = clap::value_parser!(u32).range(0..=90))]
     freed: u32,
@@ -37,6 +37,19 @@ pub(crate) struct Recipe {
     /// Files that have the records; each has a writer
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=32))]
     files: u32,
+}
+
+/// A filesystem that has no space to be aged is filled so many percent less, down to a bound.
+const LESS: u32 = 5;
+const FILL_MIN: u32 = 60;
+
+impl Recipe {
+    /// Whether there is a recipe that fills less; this is that one now.
+    pub(super) fn fills_less(&mut self) -> bool {
+        let is_enough = self.fill >= FILL_MIN + LESS;
+        self.fill -= if is_enough { LESS } else { 0 };
+        is_enough
+    }
 }
 
 /// Dropping it removes the image.
@@ -110,4 +123,24 @@ fn fragmentation_of(debug: &mut Command, place: &Place) -> Result<f64, BenchErro
     let space: Option<Value> = serde_json::from_str(&space).ok();
     let figure = space.and_then(|space| space.get("fragmentation")?.as_f64());
     figure.ok_or(BenchError::NoCounters("copyhold debug space".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        recipe: Recipe,
+    }
+
+    #[test]
+    fn a_recipe_fills_less_down_to_a_bound() {
+        let mut recipe = Line::parse_from(["x", "--fill", "72"]).recipe;
+        assert_eq!([(); 3].map(|()| recipe.fills_less()), [true, true, false]);
+        assert_eq!(recipe.fill, 62);
+    }
 }
