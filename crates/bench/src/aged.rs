@@ -77,6 +77,10 @@ impl Job for Aged {
         }
     }
 
+    fn is_drawn(&self, metric: &str) -> bool {
+        targets::is_drawn(metric)
+    }
+
     fn judgements(&self, medians: Medians<'_>) -> Vec<Judgement> {
         targets::judgements(medians)
     }

@@ -26,6 +26,12 @@ pub(crate) trait Job {
         Vec::new()
     }
 
+    /// Whether a plot shows this metric.
+    fn is_drawn(&self, metric: &str) -> bool {
+        let _ = metric;
+        true
+    }
+
     /// One round on one kind of filesystem, made for it.
     fn round(
         &self,

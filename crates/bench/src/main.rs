@@ -87,7 +87,7 @@ use rogue::{Rogue, RogueTenant};
 use sequential::Sequential;
 use snapshots::Snapshots;
 use sqlite::Sqlite;
-use summary::Summary;
+use summary::{Metric, Summary};
 use target::{Kind, Site};
 use tree::Tree;
 use unshare::{Background, Unshare};
@@ -286,7 +286,9 @@ fn measure(
         }
     }
     if let Some(path) = &common.plot {
-        fs::write(path, plot::svg(&summary)).on(path.display())?;
+        let is_drawn =
+            |of: &Metric| jobs.iter().all(|job| job.name() != of.job || job.is_drawn(&of.name));
+        fs::write(path, plot::svg(&summary, is_drawn)).on(path.display())?;
     }
     for job in jobs {
         let median = |kind: Kind, metric: &str| summary.median(job.name(), kind, metric);

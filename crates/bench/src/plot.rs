@@ -23,15 +23,15 @@ const LONGEST: u32 = 520;
 /// Between two metrics.
 const GAP: u32 = 6;
 
-/// The whole picture.
-pub(crate) fn svg(summary: &Summary) -> String {
+/// The whole picture; bars of those metrics that are to be drawn.
+pub(crate) fn svg(summary: &Summary, is_drawn: impl Fn(&Metric) -> bool) -> String {
     let mut picture = Picture { shapes: String::new(), y: MARGIN };
     for line in summary.machine().to_string().lines() {
         picture.text(MARGIN, "start", line);
         picture.y += ROW;
     }
     lines::draw(summary, &mut picture);
-    for chart in charts(summary) {
+    for chart in charts(summary, is_drawn) {
         chart.draw(&mut picture);
     }
     picture.end()
@@ -51,9 +51,10 @@ struct Bar<'a> {
 }
 
 /// In the order in which metrics first came.
-fn charts(summary: &Summary) -> Vec<Chart<'_>> {
+fn charts(summary: &Summary, is_drawn: impl Fn(&Metric) -> bool) -> Vec<Chart<'_>> {
     let mut charts: Vec<Chart<'_>> = Vec::new();
-    for metric in summary.metrics().iter().filter(|metric| !lines::are_of(metric.unit)) {
+    let has_bars = |metric: &&Metric| !lines::are_of(metric.unit) && is_drawn(metric);
+    for metric in summary.metrics().iter().filter(has_bars) {
         let title = (metric.job, metric.unit);
         let found = charts.iter().position(|chart| chart.title == title);
         let index = found.unwrap_or_else(|| {
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_bar_is_as_long_as_its_median_and_the_whisker_spans_all_rounds() {
-        let svg = svg(&summary());
+        let svg = svg(&summary(), |_| true);
         // Copyhold's median is 100 of 200 at most: half as long as the longest; 50 … 150.
         assert!(svg.contains(r##"width="260.0" height="12" fill="#4477aa""##), "{svg}");
         assert!(svg.contains(r#"d="M390.0 "#) && svg.contains("H650.0M"), "{svg}");
@@ -152,10 +153,11 @@ mod tests {
     #[test]
     fn each_unit_has_a_chart_and_nothing_measured_is_no_bar() {
         let summary = summary();
-        let charts = charts(&summary);
+        let charts = charts(&summary, |_| true);
         let titles: Vec<_> = charts.iter().map(|chart| chart.title).collect();
         assert_eq!(titles, [("files", "ops/s"), ("files", "us")]);
         assert_eq!(charts[1].bars.len(), 1, "the null store has no p50");
-        assert!(svg(&summary).contains(r#"width="0.0""#));
+        assert!(svg(&summary, |_| true).contains(r#"width="0.0""#));
+        assert!(!svg(&summary, |_| false).contains("<rect"));
     }
 }

@@ -36,6 +36,20 @@ const RATIOS: [(&str, &str, Option<Bound>); 8] = [
     ("free.loop.device_bytes", THRESHOLD, None),
 ];
 
+/// The ends of the names of metrics that a plot shows: there are too many others.
+const DRAWN: [&str; 6] = [
+    ".txg.iops",
+    ".txg.sync_mean",
+    ".txg.writes.map",
+    ".loop.durable_iops",
+    ".loop.p99",
+    ".loop.p999",
+];
+
+pub(super) fn is_drawn(metric: &str) -> bool {
+    DRAWN.iter().any(|end| metric.ends_with(end))
+}
+
 pub(super) fn judgements(medians: Medians<'_>) -> Vec<Judgement> {
     let ours = |arm: &str, metric: &str| medians(Kind::Copyhold, &format!("{arm}.{metric}"));
     let mut judgements = Vec::new();
