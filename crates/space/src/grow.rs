@@ -13,6 +13,8 @@
 //!               The reserve takes no more than these: a growth leaves each tenant the space that
 //!               it had.
 //! GROWSPACE-G3  In a metaslab that is set aside the new blocks count as allocated, as all others.
+//! GROWSPACE-G4  A set has a metaslab, and a walk over the set meets it, only behind its entry in
+//!               the list of all.
 
 use copyhold_types::{BlockAddr, Run};
 
@@ -43,20 +45,18 @@ impl Space {
         shared.geometry.grow_last(blocks); // GROWSPACE-G1
         let layout = MetaslabLayout { blocks, ..before };
         self.lengthen_last(&before, &layout);
-        let new = (before.metaslabs()..layout.metaslabs()).map(|index| {
+        let metaslab = |index| {
             let (id, blocks) =
                 (MetaslabId { device: layout.device, index }, layout.blocks_of(index));
             let number = shared.geometry.index_of(id).expect("GROWSPACE-G1");
             let place = (layout.first_block(index), blocks);
-            Metaslab::new(
-                id,
-                number,
-                place,
-                &shared.sets,
-                MetaslabState::unused(blocks, &shared.config),
-            )
-        });
-        shared.metaslabs.append(new.collect());
+            let state = MetaslabState::unused(blocks, &shared.config);
+            Metaslab::new(id, number, place, &shared.sets, state)
+        };
+        let had = shared.metaslabs.iter().count();
+        shared.metaslabs.append((before.metaslabs()..layout.metaslabs()).map(metaslab).collect());
+        let new = shared.metaslabs.iter().enumerate().skip(had);
+        new.for_each(|(number, metaslab)| shared.publish(number, &metaslab.lock())); // GROWSPACE-G4
         let mut added = Added::default();
         for &(first, blocks) in usable {
             let most = u64::from(u32::MAX / 2);

@@ -252,6 +252,7 @@ impl MetaslabState {
 }
 
 impl Metaslab {
+    /// It is to be published once the list of the pool has it (GROWSPACE-G4).
     pub(crate) fn new(
         id: MetaslabId,
         index: usize,
@@ -259,7 +260,7 @@ impl Metaslab {
         sets: &Arc<Sets>,
         state: MetaslabState,
     ) -> Metaslab {
-        let metaslab = Metaslab {
+        Metaslab {
             id,
             index,
             first_block,
@@ -272,11 +273,7 @@ impl Metaslab {
             bytes: AtomicU32::new(0),
             warm_free: AtomicU64::new(0),
             oldest_deferred: AtomicU64::new(u64::MAX),
-        };
-        let state = metaslab.lock();
-        metaslab.publish(&state);
-        drop(state);
-        metaslab
+        }
     }
 
     /// Blocks; the last metaslab of a device may become longer.

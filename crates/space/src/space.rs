@@ -80,8 +80,8 @@ impl Shared {
                 Metaslab::new(id, index, place, &sets, state)
             })
             .collect();
-        let good = |metaslab: &Metaslab| metaslab.good_chunks();
-        let good_chunks = AtomicI64::new(metaslabs.iter().map(good).sum());
+        let publish = |metaslab: &Metaslab| metaslab.publish(&metaslab.lock());
+        let good_chunks = AtomicI64::new(metaslabs.iter().map(publish).sum());
         // Each CPU begins in a part of the pool of its own.
         let cpus = cpus.max(1);
         let lanes = (0..cpus * LaneClass::COUNT).map(|lane| {

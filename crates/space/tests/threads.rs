@@ -137,3 +137,42 @@ fn no_block_has_two_owners_among_threads() {
 fn no_block_has_two_owners_while_maps_are_evicted_and_loaded() {
     no_block_has_two_owners(true);
 }
+
+/// GROWSPACE-G4: threads that walk over metaslabs meet none that the pool does not have yet.
+#[test]
+fn a_growth_disturbs_no_thread_that_evicts_or_discards() {
+    const GROWTHS: u64 = 20;
+    const MORE: u64 = 500 * 1024;
+    let layout = MetaslabLayout::for_device(DeviceId(0), BLOCKS, Some(1024));
+    let config = Config { reserve_blocks: Some(0), ..Config::default() };
+    let space = Space::new(&[layout], &[], CPUS, config);
+    let is_done = AtomicBool::new(false);
+    let of_all = Discardable {
+        least: 256,
+        freed_before: None,
+        keep_warm: true,
+        unknown: true,
+        from: 0,
+        to: u64::MAX,
+        runs: 1,
+    };
+    std::thread::scope(|scope| {
+        let (space, is_done) = (&space, &is_done);
+        let until_done = |step: Box<dyn Fn(&Space) + Send>| {
+            scope.spawn(move || {
+                while !is_done.load(Ordering::Acquire) {
+                    step(space);
+                }
+            });
+        };
+        until_done(Box::new(move |space| drop(space.take_discardable(of_all))));
+        until_done(Box::new(|space| _ = space.evict(0)));
+        for n in 0..GROWTHS {
+            let before = BLOCKS + n * MORE;
+            space.grow(before + MORE, &[(before, MORE)]);
+        }
+        is_done.store(true, Ordering::Release);
+    });
+    space.check();
+    assert_eq!(space.figures().free, BLOCKS + GROWTHS * MORE);
+}
