@@ -20,9 +20,10 @@
 //! DIRTYPACE-D2  Nothing is kept of a subvolume without dirty data.
 //! DIRTYPACE-D3  Only time in which its writes would wait counts for the rate of a subvolume: else
 //!               the rate is that of its writers, and not of the device.
-//! DIRTYPACE-D4  A write waits behind its change, for the blocks that it has added to memory; one
-//!               over blocks that are in memory already waits for nothing. A copy of many steps
-//!               ends behind the first one that is to wait, with a short count.
+//! DIRTYPACE-D4  A write waits behind its change, for the blocks that it has added to memory and
+//!               leaves there: one over blocks that are in memory already waits for nothing, and
+//!               neither does one that is durable when it returns (the file's flag SYNC). A copy of
+//!               many steps ends behind the first one that is to wait, with a short count.
 //! DIRTYPACE-D5  A front end gets the wait ([`Paced`]), and ends before it all that other requests
 //!               of the tenant wait for in the daemon. Other callers wait in the call.
 //!
@@ -57,6 +58,11 @@ pub struct Paced<T> {
 impl<T> Paced<T> {
     pub(crate) fn new(result: T, wait: Option<BoxFuture<'static, ()>>) -> Paced<T> {
         Paced { result, wait }
+    }
+
+    /// Whether there is a wait.
+    pub fn waits(&self) -> bool {
+        self.wait.is_some()
     }
 
     /// Waits, at most a fifth of a second, and returns the result.

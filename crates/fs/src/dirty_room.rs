@@ -33,7 +33,7 @@ use crate::inode::{Inode, InodeRef};
 use crate::subvol::Subvol;
 use crate::throttle::reclaim_over;
 use crate::writers::List;
-use crate::{Filesystem, FsError, Result};
+use crate::{FileFlags, Filesystem, FsError, Result};
 
 pub(crate) struct DirtyRoom {
     /// Bytes of dirty blocks, taken ones included.
@@ -251,16 +251,19 @@ impl Filesystem {
     }
 }
 
-/// Behind a write that has added so many blocks to memory: its wait for the time in which as many
-/// are written back, as far as memory is filled (DIRTYPACE-D1).
+/// Behind a write that has added so many blocks of a file to memory: its wait for the time in which
+/// as many are written back, as far as memory is filled (DIRTYPACE-D1). The blocks of a file with
+/// the flag SYNC leave memory in the call (DIRTYPACE-D4).
 pub(crate) fn wait_for_write_back(
     fs: &Filesystem,
-    subvol: &Subvol,
+    inode: &Inode,
     blocks: usize,
 ) -> Option<BoxFuture<'static, ()>> {
-    if blocks == 0 {
+    let leave = inode.state().has_flag(FileFlags::SYNC);
+    if blocks == 0 || leave {
         return None;
     }
+    let subvol = &inode.subvol;
     let (room, owner) = (&fs.flusher.room, subvol.volume.owner());
     let fill = room.bytes.fill(fs.pool.memory(), owner)?;
     let wait = room.pace.wait(subvol.id(), blocks as f64, fill)?;

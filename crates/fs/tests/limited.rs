@@ -20,7 +20,10 @@ use std::time::Duration;
 use common::tenants::{file as file_of, root_of, subvolume};
 use common::*;
 use copyhold_device::DynDevice;
-use copyhold_fs::{FallocateMode, Filesystem, NodeId, Options, WriteData, WriteFlags, write_paced};
+use copyhold_fs::{
+    Caller, FallocateMode, FileFlags, Filesystem, NodeId, Options, WriteData, WriteFlags,
+    copy_paced, write_paced,
+};
 use copyhold_pool::{FlushPolicy, Limits};
 use copyhold_runtime::{Rt, Runtime};
 use copyhold_types::Nanos;
@@ -213,6 +216,46 @@ fn a_front_end_gets_the_wait_of_a_write() {
     calls.print("calls");
     waits.print("calls and waits");
     assert!(calls.at(0.9) < 0.1 && waits.at(0.5) > 1.0);
+}
+
+/// DIRTYPACE-D4: the blocks of a file with the flag SYNC are not in memory behind a write.
+#[test]
+fn a_write_that_is_durable_waits_for_no_write_back() {
+    once_full(FlushPolicy::Even, async |world, fs, file| {
+        let synced = create(fs, "synced").await;
+        fs.set_flags(&Caller::ROOT, synced, FileFlags::SYNC, None).await.unwrap();
+        let pause = Duration::from_millis(1);
+        beside_writers((world, fs, file), (50, pause), async |n| {
+            let data = pattern(n as u8, 4096);
+            let (data, flags) = (WriteData::Bytes(&data), WriteFlags::default());
+            let written = write_paced(fs, synced, n * 4096, data, flags).await.unwrap();
+            assert!(!written.waits(), "write {n}");
+            assert_eq!(written.wait().await, 4096);
+        })
+        .await;
+    });
+}
+
+/// DIRTYPACE-D4.
+#[test]
+fn a_copy_of_many_steps_ends_behind_the_first_one_that_waits() {
+    const BYTES: u64 = 8 << 20;
+    let short = once_full(FlushPolicy::Even, async |world, fs, file| {
+        let (target, short) = (create(fs, "copy").await, Cell::new(0));
+        let pause = Duration::from_millis(1);
+        beside_writers((world, fs, file), (10, pause), async |n| {
+            // Bytes that cannot be shared.
+            let (from, to) = ((file, 1), (target, n * BYTES));
+            let copied = copy_paced(fs, &Caller::ROOT, from, to, BYTES).await.unwrap();
+            let waits = copied.waits();
+            let bytes = copied.wait().await;
+            assert!(bytes > 0 && (!waits || bytes < BYTES), "copy {n}: {bytes}");
+            short.set(short.get() + u32::from(waits));
+        })
+        .await;
+        short.get()
+    });
+    assert!(short >= 5, "{short} of 10 copies wait");
 }
 
 /// DIRTYPACE: a tenant that writes ten blocks a second does not wait for writers without end.

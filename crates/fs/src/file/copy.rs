@@ -162,7 +162,7 @@ impl CopyRequest<'_> {
                 Ok(Step { bytes: 0, .. }) => break,
                 Ok(step) => {
                     copied += step.bytes;
-                    let wait = wait_for_write_back(self.fs, &self.target.subvol, step.fresh);
+                    let wait = wait_for_write_back(self.fs, self.target, step.fresh);
                     if slow_above_high(self.fs, &self.target.subvol, step.memory).await
                         || wait.is_some()
                     {

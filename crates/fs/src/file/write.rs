@@ -139,7 +139,7 @@ pub async fn write_paced(
     let mut wait = None;
     // THROTTLE-T3, DIRTYPACE-D1.
     if !flags.accepted {
-        wait = wait_for_write_back(fs, &inode.subvol, taken.fresh);
+        wait = wait_for_write_back(fs, &inode, taken.fresh);
         slow_above_high(fs, &inode.subvol, taken.bytes).await;
     }
     fs.content_changed(&inode).await?;
