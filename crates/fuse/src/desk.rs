@@ -215,25 +215,26 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Desk<O, F> 
     }
 
     /// Polls the operation that `message` asks for, once: the message if it is done, else it is
-    /// parked. `held`: bytes of a reader's buffer that it takes along then.
-    pub(crate) fn poll(&mut self, message: Message, held: usize) -> Option<Message> {
+    /// parked.
+    pub(crate) fn poll(&mut self, message: Message) -> Option<Message> {
         let node = NodeId(message.header.nodeid);
         self.place.put(message);
         match self.place.poll(&mut Context::from_waker(&self.first.waker)) {
             Poll::Ready(message) => Some(message),
             Poll::Pending => {
-                self.park(node, held);
+                self.park(node);
                 None
             }
         }
     }
 
-    fn park(&mut self, node: NodeId, held: usize) {
+    fn park(&mut self, node: NodeId) {
         let next = self.another_place();
         let place = std::mem::replace(&mut self.place, next);
         let first = FirstPoll::new(&self.channel.connection.spawner);
         let first = std::mem::replace(&mut self.first, first);
         self.channel.connection.waits.parked.fetch_add(1, Ordering::Relaxed);
+        let held = place.held();
         first.bell.park(Box::pin(self.parked(place, node, held)));
     }
 
@@ -255,7 +256,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Desk<O, F> 
         connection.waits.start();
         let charge = connection.fs.charge(node, held + size_of::<F>());
         let spare = Arc::clone(&self.spare);
-        Parked { place: Some(place), spare, held, _charge: charge, connection }
+        Parked { place: Some(place), spare, held, charge, connection }
     }
 }
 
@@ -264,11 +265,27 @@ struct Parked<O: Operations, F> {
     /// None when it has been served.
     place: Option<RequestTask<F>>,
     spare: Arc<Places<F>>,
-    /// Bytes of a reader's buffer that it took along.
+    /// Bytes of a reader's buffer that it took along, and has still.
     held: usize,
     /// Of the memory that it takes.
-    _charge: Option<MemoryCharge>,
+    charge: Option<MemoryCharge>,
     connection: Arc<Connection<O>>,
+}
+
+impl<O: Operations, F: Future<Output = Infallible>> Parked<O, F> {
+    /// PAYLOAD-M2: the operation may have taken or released its data.
+    fn settle(&mut self) {
+        let held = self.place.as_ref().map_or(0, RequestTask::held);
+        let less = self.held.saturating_sub(held);
+        if less == 0 {
+            return;
+        }
+        self.held = held;
+        self.connection.buffers.settle(less);
+        if let Some(charge) = &self.charge {
+            charge.change(-(less as i64));
+        }
+    }
 }
 
 impl<O: Operations, F: Future<Output = Infallible>> Future for Parked<O, F> {
@@ -277,6 +294,7 @@ impl<O: Operations, F: Future<Output = Infallible>> Future for Parked<O, F> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let served = self.place.as_mut().is_none_or(|place| place.poll(cx).is_ready());
         if !served {
+            self.settle();
             return Poll::Pending;
         }
         if let Some(place) = self.place.take() {

@@ -11,7 +11,10 @@
 //! PAYLOAD-M1  When more than a bound waits, readers pause: requests that they have not read take
 //!             no memory here. A pause has an end, for an operation that waits may need the next
 //!             request: the kernel writes pages back before it drops them.
+//! PAYLOAD-M2  The buffer of a request that waits counts as long as the request has it. Data that
+//!             was taken, or released because it is elsewhere in memory by then, does not.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -25,6 +28,21 @@ use crate::uring::slot::Lease;
 pub struct Payload {
     source: Source,
     len: usize,
+    shown: Option<HeldBytes>,
+}
+
+/// The bytes of buffers that the data of the present request has, for the desk.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HeldBytes(Arc<AtomicUsize>);
+
+impl HeldBytes {
+    pub(crate) fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, bytes: usize) {
+        self.0.store(bytes, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug)]
@@ -39,13 +57,13 @@ impl Payload {
     /// `len` bytes at the start of `buf`.
     pub fn new(buf: Buf, len: usize) -> Payload {
         assert!(len <= buf.len(), "payload of {len} in a buffer of {}", buf.len());
-        Payload { source: Source::Own(buf), len }
+        Payload { source: Source::Own(buf), len, shown: None }
     }
 
     /// The payload of `lease`, beside its headers.
     pub(crate) fn lent(lease: Lease) -> Payload {
         let len = lease.payload().len();
-        Payload { source: Source::Lent(lease), len }
+        Payload { source: Source::Lent(lease), len, shown: None }
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -65,10 +83,33 @@ impl Payload {
     pub fn take(&mut self) -> Buf {
         let whole = self.is_whole();
         let len = std::mem::take(&mut self.len);
-        match &mut self.source {
+        let taken = match &mut self.source {
             Source::Own(buf) if whole => std::mem::replace(buf, Buf::zeroed(0)),
             Source::Own(buf) => Buf::from_bytes(&buf[..len]),
             Source::Lent(lease) => Buf::from_bytes(&lease.payload()[..len]),
+        };
+        self.show();
+        taken
+    }
+
+    /// Frees the buffer of data that is elsewhere in memory, before a wait. Nothing is left here.
+    pub fn release(&mut self) {
+        self.len = 0;
+        if let Source::Own(buf) = &mut self.source {
+            *buf = Buf::zeroed(0);
+        }
+        self.show();
+    }
+
+    /// Shows the bytes that it takes in `held`, until it is dropped.
+    pub(crate) fn show_in(&mut self, held: HeldBytes) {
+        self.shown = Some(held);
+        self.show();
+    }
+
+    fn show(&self) {
+        if let Some(shown) = &self.shown {
+            shown.set(self.held());
         }
     }
 
@@ -132,7 +173,12 @@ impl Buffers {
     }
 
     pub(crate) fn is_overfull(&self) -> bool {
-        self.out.load(Ordering::Relaxed) > self.waiting_max
+        self.out() > self.waiting_max
+    }
+
+    /// Bytes that waiting requests have.
+    pub(crate) fn out(&self) -> usize {
+        self.out.load(Ordering::Relaxed)
     }
 
     /// A buffer that nothing else refers to; its content is arbitrary.
@@ -149,7 +195,7 @@ impl Buffers {
     /// much is out.
     pub(crate) fn wants_copy(&self, len: usize, waits: bool) -> bool {
         let leaves_a_quarter = len * 4 <= self.blocks * BLOCK_BYTES * 3;
-        leaves_a_quarter && (waits || self.out.load(Ordering::Relaxed) > self.out_max)
+        leaves_a_quarter && (waits || self.out() > self.out_max)
     }
 
     /// A request with `bytes` of buffer waits; give the same number to [`Buffers::settle`].

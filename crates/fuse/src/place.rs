@@ -17,6 +17,7 @@ use std::task::{Context, Poll};
 use copyhold_sync::{Mutex, of};
 
 use crate::dispatch::Message;
+use crate::payload::HeldBytes;
 
 /// Most places that one desk keeps for later.
 const SPARE_MAX: usize = 64;
@@ -25,6 +26,7 @@ const SPARE_MAX: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Tray {
     state: Mutex<RequestTaskState, of::RequestPlace>,
+    held: HeldBytes,
 }
 
 #[derive(Debug, Default)]
@@ -36,7 +38,14 @@ struct RequestTaskState {
 impl Tray {
     /// The next request.
     pub(crate) async fn next(&self) -> Message {
-        poll_fn(|_| self.state.lock().request.take().map_or(Poll::Pending, Poll::Ready)).await
+        let request =
+            poll_fn(|_| self.state.lock().request.take().map_or(Poll::Pending, Poll::Ready));
+        let mut message = request.await;
+        match &mut message.payload {
+            Some(payload) => payload.show_in(self.held.clone()),
+            None => self.held.set(0),
+        }
+        message
     }
 
     /// The request of `message` has been answered.
@@ -61,6 +70,11 @@ impl<F: Future<Output = Infallible>> RequestTask<F> {
     pub(crate) fn put(&self, request: Message) {
         let before = self.tray.state.lock().request.replace(request);
         debug_assert!(before.is_none(), "one request at a time");
+    }
+
+    /// The bytes of buffers that the data of the request has, which was polled (PAYLOAD-M2).
+    pub(crate) fn held(&self) -> usize {
+        self.tray.held.get()
     }
 
     /// Continues with the request: its message when it has been served.

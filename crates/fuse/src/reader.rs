@@ -131,7 +131,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
         if is_destroy(&message) {
             self.serve_backlog();
         }
-        if let Some(message) = poll(&mut self.desk, message) {
+        if let Some(message) = self.desk.poll(message) {
             self.recycle(message);
         }
         None
@@ -198,7 +198,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
         }
         self.serve_backlog();
         if let Some(one) = &mut self.backlog
-            && let Some(message) = poll(&mut one.desk, message)
+            && let Some(message) = one.desk.poll(message)
         {
             self.recycle(message);
         }
@@ -210,7 +210,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
         let Some(BacklogReader { backlog, desk, look }) = &mut self.backlog else { return false };
         let Some(message) = backlog.next() else { return false };
         look.served();
-        let message = poll(desk, message);
+        let message = desk.poll(message);
         if backlog.gate.is_empty() {
             look.at_once();
         }
@@ -281,16 +281,6 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Reader<O, F
             self.rest = Some(buf);
         }
     }
-}
-
-/// Polls an operation once: its message if it is done.
-fn poll<O, F>(desk: &mut Desk<O, F>, message: Message) -> Option<Message>
-where
-    O: Operations,
-    F: Future<Output = Infallible> + Send + 'static,
-{
-    let held = message.payload.as_ref().map_or(0, Payload::held);
-    desk.poll(message, held)
 }
 
 fn is_forget(opcode: u32) -> bool {

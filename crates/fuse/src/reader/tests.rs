@@ -1,7 +1,9 @@
 //! Drains of a reader whose kernel is a pair of sockets.
 
 use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::task::{Poll, Waker};
 
 use copyhold_memory::{Memory, MemoryCharge, MemoryClass, MemoryOwner};
 use rustix::net::{
@@ -14,7 +16,7 @@ use crate::Reply;
 use crate::desk::Connection;
 use crate::device::Device;
 use crate::payload::Buffers;
-use crate::protocol::{AttrReply, Caller, Handle, Lock, NodeId};
+use crate::protocol::{AttrReply, Caller, Handle, Lock, NodeId, Write};
 use crate::spawn::ThreadPerTask;
 
 /// A filesystem that counts what it is told.
@@ -24,6 +26,26 @@ struct Counting {
     forgotten: AtomicU64,
     /// Requests that were served when the filesystem was destroyed.
     served_at_end: AtomicU64,
+    /// Of a write, which waits for ever.
+    waker: OnceLock<Waker>,
+}
+
+/// Offsets of writes that wait: with their data, without it, and without it behind a first wait.
+const KEEPS: u64 = 0;
+const TAKES: u64 = 1;
+const RELEASES: u64 = 2;
+const LATER: u64 = 3;
+
+async fn yield_once() {
+    let mut has_yielded = false;
+    let yields = std::future::poll_fn(move |cx| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    });
+    yields.await;
 }
 
 impl Operations for Counting {
@@ -42,6 +64,22 @@ impl Operations for Counting {
 
     async fn setlkw(&self, _: Caller, _: NodeId, _: Lock) -> Reply<()> {
         std::future::pending().await
+    }
+
+    async fn write(&self, _: Caller, _: NodeId, write: Write, data: &mut Payload) -> Reply<u32> {
+        if write.offset == LATER {
+            yield_once().await;
+        }
+        match write.offset {
+            KEEPS => {}
+            RELEASES => data.release(),
+            _ => drop(data.take()),
+        }
+        let wait = std::future::poll_fn(|cx| {
+            self.waker.get_or_init(|| cx.waker().clone());
+            Poll::Pending
+        });
+        wait.await
     }
 
     async fn destroy(&self) {
@@ -92,6 +130,7 @@ fn start(
         served: AtomicU64::new(0),
         forgotten: AtomicU64::new(0),
         served_at_end: AtomicU64::new(0),
+        waker: OnceLock::new(),
     });
     let buffers = Buffers::new(256 << 10, BYTES_MAX, 4 * BYTES_MAX);
     let spawner = Arc::new(ThreadPerTask);
@@ -243,6 +282,37 @@ fn drained_requests_are_charged_until_they_are_begun() {
         reader.turn();
     }
     assert_eq!((kernel.served(), charged(&kernel)), (10, 0), "BACKLOG-B1");
+}
+
+/// PAYLOAD-M2.
+#[test]
+fn a_write_that_waits_counts_for_its_data_as_long_as_it_has_it() {
+    const BYTES: usize = 8192;
+    // The memory of a request, and its data.
+    let waits = |offset: u64, bytes: usize| {
+        let (mut kernel, mut reader) = start(BYTES_MAX);
+        let head = wire::WriteIn { offset, size: BYTES as u32, ..Default::default() };
+        kernel.sends(Opcode::Write, &[head.as_bytes(), &[7; BYTES]].concat());
+        assert_eq!(reader.drains(), 1);
+        while !kernel.backlog.gate.is_empty() {
+            reader.turn();
+        }
+        let buffers = &kernel.backlog.channel().connection.buffers;
+        while offset == LATER && buffers.out() > bytes {
+            std::thread::yield_now();
+        }
+        assert_eq!(buffers.out(), bytes, "{offset}");
+        move || kernel.fs.owner.charged(MemoryClass::Request) - bytes as i64
+    };
+    let charged = waits(KEEPS, BYTES)();
+    assert!(charged > 0);
+    for offset in [TAKES, RELEASES, LATER] {
+        let of_request = waits(offset, 0);
+        while offset == LATER && of_request() > charged {
+            std::thread::yield_now();
+        }
+        assert_eq!(of_request(), charged, "{offset}");
+    }
 }
 
 #[test]

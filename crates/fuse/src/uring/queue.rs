@@ -185,7 +185,7 @@ impl<O: Operations, F: Future<Output = Infallible> + Send + 'static> Queue<O, F>
         }
         if message.moved() >= LARGE {
             self.desk.hand_over(message);
-        } else if let Some(message) = self.desk.poll(message, 0) {
+        } else if let Some(message) = self.desk.poll(message) {
             self.args = message.args;
         }
     }

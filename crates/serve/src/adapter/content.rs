@@ -54,11 +54,11 @@ impl Adapter {
         let turn = self.turn(node, length).await;
         let was_privileged = write.kill_suidgid
             && Box::pin(self.fs.getattr(node)).await.map_err(errno)?.mode & SET_ID != 0;
-        let data = match length >= KEEP_BYTES {
+        let input = match length >= KEEP_BYTES {
             true => WriteData::Buffer(data.take(), length),
             false => WriteData::Bytes(data.bytes()),
         };
-        let written = write_paced(&self.fs, node, write.offset, data, flags).await;
+        let written = write_paced(&self.fs, node, write.offset, input, flags).await;
         // TURN-Q2.
         drop(turn);
         if was_privileged {
@@ -66,6 +66,10 @@ impl Adapter {
         }
         if is_direct {
             self.pages.written(&self.fs, self.notifier.get(), node, range).await;
+        }
+        // The data counts as dirty by now (PAYLOAD-M2).
+        if written.as_ref().is_ok_and(Paced::waits) {
+            data.release();
         }
         let written = paced(written).await.map(|bytes| bytes as u32);
         // THROTTLE-T3.
