@@ -259,6 +259,8 @@ snapshot_here() {
 # A tree with subvolumes in it: rm removes empty ones, and stops at read-only ones.
 remove_tree() {
     [ -e "$1" ] || return 0
+    # The files of a mount within are not the tree's.
+    ! grep -q " $1/" /proc/mounts || fail "there is a mount below $1"
     copyhold --json subvolume list "$MNT" | python3 -c 'import json, sys
 tree = sys.argv[1]
 for row in json.load(sys.stdin):
