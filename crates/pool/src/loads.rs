@@ -30,7 +30,7 @@ use std::time::Duration;
 use copyhold_format::FormatError;
 use copyhold_format::space_map::SpaceMap;
 use copyhold_runtime::{FifoMutex, Rt};
-use copyhold_space::{Loading, MapView, MetaslabId, StoredMap, Tier, Wanted};
+use copyhold_space::{Loading, MapView, MetaslabId, SpaceError, StoredMap, Tier, Wanted};
 use copyhold_types::{BLOCK_BYTES, Buf, NodePtr};
 
 use crate::{Pool, PoolError, Sabotage};
@@ -72,7 +72,8 @@ pub struct MapUse {
     pub loaded: u64,
     /// Maps that were loaded since the pool was opened.
     pub loads: u64,
-    /// Maps that were written whole since then, deltas of maps, and the bytes of all their copies.
+    /// Maps that were written whole since then, deltas of maps, and the bytes of all their copies;
+    /// those of flushes that were given up, too.
     pub wholes: u64,
     pub deltas: u64,
     pub bytes_written: u64,
@@ -127,23 +128,36 @@ pub(crate) async fn load(pool: &Arc<Pool>, id: MetaslabId) {
 }
 
 async fn load_in_turn(pool: &Arc<Pool>, id: MetaslabId) {
-    while let Some(stored) = pool.space.cold_map(id) {
+    let load = |map: Option<&SpaceMap>| {
         if pool.sabotaged(Sabotage::ForgetNotedFrees) {
             pool.space.forget_noted_frees(id);
         }
-        let loaded = match read(pool, stored.as_ref()).await {
-            Ok(map) => pool.space.load(id, map.as_ref()).map_err(|error| error.to_string()),
+        pool.space.load(id, map)
+    };
+    if with_map(pool, id, load).await.is_some() {
+        pool.nodes.loads.count.fetch_add(1, Relaxed);
+    }
+}
+
+/// Reads the map of a metaslab that is cold, and uses it. None: it is not cold, or is set aside
+/// now, since the map cannot be used.
+async fn with_map<T>(
+    pool: &Arc<Pool>,
+    id: MetaslabId,
+    uses: impl Fn(Option<&SpaceMap>) -> Result<T, SpaceError>,
+) -> Option<T> {
+    while let Some(stored) = pool.space.cold_map(id) {
+        let used = match read(pool, stored.as_ref()).await {
+            Ok(map) => uses(map.as_ref()).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         };
-        match loaded {
-            Ok(_) => {
-                pool.nodes.loads.count.fetch_add(1, Relaxed);
-                return;
-            }
+        match used {
+            Ok(used) => return Some(used),
             Err(_) if pool.space.cold_map(id) != Some(stored) => {} // LOADS-M6
             Err(error) => give_up(pool, id, &error),
         }
     }
+    None
 }
 
 fn give_up(pool: &Arc<Pool>, id: MetaslabId, error: &str) {
@@ -211,13 +225,8 @@ pub(crate) async fn fill_stock(pool: &Arc<Pool>) {
 pub(crate) struct LoadsOfRound(usize);
 
 impl LoadsOfRound {
-    /// Whether the round may take a metaslab; any whose map is loaded or set aside, or that a delta
-    /// is enough for.
+    /// Whether the round may load the map of a metaslab.
     pub(crate) fn admit(&mut self, pool: &Pool, id: MetaslabId) -> bool {
-        let closed = pool.open_txg().prev();
-        if closed.is_none_or(|closed| !pool.space.needs_load(id, closed)) {
-            return true;
-        }
         let admits = self.0 < LOADS_PER_ROUND || pool.space.fits(id, pool.limits.maps_bytes);
         self.0 += usize::from(admits);
         admits
@@ -229,16 +238,6 @@ impl LoadsOfRound {
 pub async fn metaslab_view(pool: &Arc<Pool>, id: MetaslabId) -> MapView {
     // While it is not loaded, no round frees a part of the map.
     let _turn = pool.nodes.loads.turn.lock().await;
-    while let Some(stored) = pool.space.cold_map(id) {
-        let viewed = match read(pool, stored.as_ref()).await {
-            Ok(map) => pool.space.view_with(id, map.as_ref()).map_err(|error| error.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
-        match viewed {
-            Ok(view) => return view,
-            Err(_) if pool.space.cold_map(id) != Some(stored) => {} // LOADS-M6
-            Err(error) => give_up(pool, id, &error),
-        }
-    }
-    pool.space.view(id)
+    let viewed = with_map(pool, id, |map| pool.space.view_with(id, map)).await;
+    viewed.unwrap_or_else(|| pool.space.view(id))
 }

@@ -8,13 +8,14 @@
 //!
 //! Which units a round takes, and when, is `flush`'s business, whose invariants these are.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use copyhold_format::node::pieces_of;
 use copyhold_runtime::yield_now;
 use copyhold_space::{Claim, MapJob, MetaslabId, Tier};
 use copyhold_table::{FlushJob, Flushed, FreezePoint, MergeSize, NodeSource, Table, TableError};
-use copyhold_types::{Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
+use copyhold_types::{BlockAddr, Buf, EpochId, Key, NodePtr, Purpose, TableId, Txg};
 
 use crate::fragments::{Listed, Pieces, expand};
 use crate::node_writer::{NodeWriter, blocks_max};
@@ -48,7 +49,30 @@ enum Work {
     Metaslab { job: MapJob, map: Option<NodePtr>, replaced: Vec<NodePtr> },
 }
 
+/// Why a round does not flush a unit.
+enum Unready {
+    /// There is nothing to flush.
+    Idle,
+    /// A later round may load its map (LOADS-M5).
+    Waits,
+    Failed(PoolError),
+}
+
+impl From<PoolError> for Unready {
+    fn from(error: PoolError) -> Unready {
+        Unready::Failed(error)
+    }
+}
+
 impl Work {
+    /// The delta that was written of a metaslab which was set aside meanwhile.
+    fn overtaken(&self) -> Option<NodePtr> {
+        match self {
+            Work::Metaslab { job, map, .. } if job.was_set_aside() => *map,
+            _ => None,
+        }
+    }
+
     /// The nodes and maps that it releases, in pieces.
     fn replaced(&self) -> &[NodePtr] {
         match self {
@@ -74,18 +98,16 @@ impl Pool {
         let (mut done, mut round) = (Vec::new(), Round::default());
         let mut maps = loads::LoadsOfRound::default();
         for unit in units {
-            if let Unit::Metaslab(id) = unit
-                && !maps.admit(self, id)
-            {
-                continue;
-            }
             // LOADS-M2
             loads::fill_stock(self).await;
             let mark = writer.mark();
-            match self.prepare(unit, aim, &mut writer).await {
-                Ok(Some(work)) => done.push(work),
-                not_done => {
-                    round.failed = not_done.err().or(round.failed);
+            match self.prepare(unit, aim, &mut maps, &mut writer).await {
+                Ok(work) => done.push(work),
+                Err(Unready::Waits) => {}
+                Err(unready) => {
+                    if let Unready::Failed(error) = unready {
+                        round.failed = Some(error);
+                    }
                     writer.give_up(mark);
                     round.is_held_up |= self.unit_pin(unit).is_some_and(|of| of <= pin);
                     round.skipped.push(unit);
@@ -152,47 +174,52 @@ impl Pool {
         Ok(written)
     }
 
-    /// Freezes a unit and starts writing its new nodes. Nothing, if there is nothing to flush.
+    /// Freezes a unit and starts writing its new nodes.
     async fn prepare(
         self: &Arc<Self>,
         unit: Unit,
         aim: Aim,
+        maps: &mut loads::LoadsOfRound,
         writer: &mut NodeWriter,
-    ) -> Result<Option<Work>, PoolError> {
+    ) -> Result<Work, Unready> {
         match unit {
-            Unit::Partition(table, start) => match self.tables.find(table) {
-                Some(table) => self.flush_partition(table, start, aim, writer).await,
-                // It was handed over while this round waited.
-                None => Ok(None),
-            },
-            Unit::Metaslab(id) => self.flush_metaslab(id, writer).await,
+            Unit::Partition(table, start) => {
+                // None: it was handed over while this round waited.
+                let table = self.tables.find(table).ok_or(Unready::Idle)?;
+                self.flush_partition(table, start, aim, writer).await?.ok_or(Unready::Idle)
+            }
+            Unit::Metaslab(id) => self.flush_metaslab(id, maps, writer).await,
         }
     }
 
     async fn flush_metaslab(
         self: &Arc<Self>,
         id: MetaslabId,
+        maps: &mut loads::LoadsOfRound,
         writer: &mut NodeWriter,
-    ) -> Result<Option<Work>, PoolError> {
+    ) -> Result<Work, Unready> {
         let freeze = || self.space.freeze(id, self.open_txg().prev()?);
         let mut job = freeze();
-        if job.is_none() {
+        if job.is_none() && self.space.wants_load(id) {
+            if !maps.admit(self, id) {
+                return Err(Unready::Waits);
+            }
             loads::load(self, id).await;
             job = freeze();
         }
-        let Some(job) = job else { return Ok(None) };
+        let job = job.ok_or(Unready::Idle)?;
         writer.epoch = EpochId::POOL;
         match job.encode().map(|map| writer.place(Buf::from_bytes(&map), Purpose::Map)).transpose()
         {
             Ok(map) => {
                 map.iter().for_each(|ptr| self.nodes.loads.note_written(job.is_delta(), ptr));
                 let replaced = self.given_up(&job).await;
-                Ok(Some(Work::Metaslab { job, map, replaced }))
+                Ok(Work::Metaslab { job, map, replaced })
             }
             Err(error) => {
                 tracing::error!("the map of {id:?} cannot be written: {error}");
                 self.space.abort(job);
-                Err(error)
+                Err(error.into())
             }
         }
     }
@@ -421,6 +448,7 @@ impl Pool {
         pin: Txg,
         aim: Aim,
     ) -> Result<(), PoolError> {
+        let (done, claims) = give_up_overtaken(self, done, claims, &pieces);
         let (edits, bytes, runs) = self.record_size(&done, &claims);
         let credit = self.internal_credit(edits, bytes, runs)?;
         let mut maps = Vec::new();
@@ -502,6 +530,25 @@ impl Pool {
             }
         }
     }
+}
+
+/// Gives up the deltas of metaslabs that were set aside since the freeze. Their map may not have a
+/// block that such a delta frees, and no map could be read again with that delta behind it.
+fn give_up_overtaken(
+    pool: &Pool,
+    done: Vec<Work>,
+    claims: Vec<Claim>,
+    pieces: &Pieces,
+) -> (Vec<Work>, Vec<Claim>) {
+    let (overtaken, done): (Vec<_>, Vec<_>) =
+        done.into_iter().partition(|work| work.overtaken().is_some());
+    let deltas: Vec<NodePtr> = overtaken.iter().filter_map(Work::overtaken).collect();
+    let deltas = expand(&deltas, pieces);
+    let places: BTreeSet<BlockAddr> =
+        deltas.iter().flat_map(NodePtr::runs).map(|run| run.addr).collect();
+    pool.abort(overtaken);
+    let is_used = |claim: &Claim| !places.contains(&claim.run().addr);
+    (done, claims.into_iter().filter(is_used).collect())
 }
 
 /// Why a flush failed, in the pool's own words where it was the pool that refused.

@@ -170,7 +170,9 @@ impl Space {
         let allocated = u64::from(logged.count());
         self.shared.budget.supply(metaslab.usable(&state), allocated);
         (state.allocated, state.deferred_blocks) = (allocated as i64, free.count().into());
-        state.deferred.insert(txg, free.runs().collect());
+        if state.deferred_blocks > 0 {
+            state.deferred.insert(txg, free.runs().collect());
+        }
         // All of it is deferred.
         let used = Bits::all(metaslab.blocks());
         let changed = changed.unknown();

@@ -119,6 +119,23 @@ impl Changed {
         self.live = self.live.take().map(|_| RangeSet::new());
     }
 
+    /// The map in memory, made of the one on disk (CHANGED-C1). `None`: unknown.
+    pub(crate) fn apply_to(&self, mut map: Bits) -> Option<Bits> {
+        for set in [self.frozen.as_ref()?, self.live.as_ref()?] {
+            for run in set.iter() {
+                let (first, blocks) = (run.start as u32, (run.end - run.start) as u32);
+                let pieces: Vec<_> = map.pieces(first, blocks).collect();
+                for (first, blocks, is_allocated) in pieces {
+                    match is_allocated {
+                        true => map.clear(first, blocks),
+                        false => map.set(first, blocks),
+                    }
+                }
+            }
+        }
+        Some(map)
+    }
+
     /// CHANGED-C2
     pub(crate) fn check(&self) {
         let count = self.live.as_ref().map_or(0, RangeSet::count);

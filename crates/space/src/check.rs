@@ -1,8 +1,28 @@
 //! All invariants of a space at once.
 
+use copyhold_format::space_map::SpaceMap;
+
+use crate::bits::Bits;
+use crate::layout::MetaslabId;
 use crate::space::Space;
 
 impl Space {
+    /// Panics when a loaded map differs from the one on disk by other blocks than it knows
+    /// (CHANGED-C1). `map`: on disk ([`crate::MetaslabInfo::map`]); `None`: there is none. Returns
+    /// whether it is loaded and knows any.
+    pub fn check_changed(&self, id: MetaslabId, map: Option<&SpaceMap>) -> bool {
+        let Some(index) = self.shared.geometry.index_of(id) else { return false };
+        let metaslab = &self.shared.metaslabs[index];
+        let state = metaslab.lock();
+        let Some(loaded) = state.map.loaded() else { return false };
+        let words = map.map_or(&[][..], SpaceMap::words);
+        let mut on_disk = Bits::from_words((words.len() as u32 * 64).min(metaslab.blocks()), words);
+        on_disk.lengthen(metaslab.blocks());
+        let Some(known) = loaded.changed.apply_to(on_disk) else { return false };
+        assert_eq!(known.to_words(), loaded.logged.to_words(), "CHANGED-C1: {id}");
+        true
+    }
+
     /// Panics when an invariant of this crate does not hold (BUDGET-B1, BUDGET-B4, META-K1 to
     /// META-K4, LANE-L1, FREE-M1 to FREE-M4). Walks everything; no other task may allocate or free
     /// meanwhile.

@@ -79,6 +79,13 @@ impl MapJob {
         matches!(self.content, Content::SetAside)
     }
 
+    /// Whether its metaslab was set aside since the freeze. Then it may free blocks that the map on
+    /// disk does not have (AWAY-A5), and is to be aborted.
+    pub fn was_set_aside(&self) -> bool {
+        let state = self.space.shared.metaslabs[self.index].lock();
+        !self.is_set_aside() && state.map.is_aside()
+    }
+
     /// Whether it becomes a delta of the map on disk, and does not replace it.
     pub fn is_delta(&self) -> bool {
         matches!(self.content, Content::Delta(_))
@@ -226,12 +233,12 @@ impl Space {
         stored.admits(blocks, saves_read).then_some(delta)
     }
 
-    /// Whether the map of a metaslab must be loaded before it is flushed.
-    pub fn needs_load(&self, id: MetaslabId, closed: Txg) -> bool {
+    /// Whether [`Self::freeze`] returns nothing because the map of a metaslab is cold: there are
+    /// edits to retire, and no map is being written.
+    pub fn wants_load(&self, id: MetaslabId) -> bool {
         let Some(index) = self.shared.geometry.index_of(id) else { return false };
-        let metaslab = &self.shared.metaslabs[index];
-        let state = metaslab.lock();
-        state.map.is_cold() && self.delta_of(metaslab, &state, closed).is_none()
+        let state = self.shared.metaslabs[index].lock();
+        state.map.is_cold() && state.frozen.is_none() && state.live.edits > 0
     }
 
     /// The transaction that put the job's descriptor is durable: its edits do not pin the log any

@@ -6,7 +6,7 @@
 //!           (`copyhold_format::space_map`). A flush writes a delta while that is less than the
 //!           whole, and while all deltas together are no larger than the base, or than four blocks
 //!           if that saves a read. So flushes write at most as much as with whole maps, and a read
-//!           takes at most twice as much, or four blocks more.
+//!           takes at most twice as much, or four blocks more, in up to sixteen requests at once.
 //!
 //! STORED-D1  Base, deltas in their order, and the edits of the log since the txg that they are
 //!            complete up to, are the map in memory.

@@ -109,13 +109,16 @@ impl World {
 
     fn flush(&mut self, id: MetaslabId, lap: &mut Lap) {
         let closed = txg(self.now);
-        if self.space.needs_load(id, closed) {
+        let mut job = self.space.freeze(id, closed);
+        if job.is_none() {
+            assert!(self.space.wants_load(id));
             let parts = self.parts.entry(id).or_insert_with(|| vec![first_map(id).encode()]);
             lap.bytes_read += parts.iter().map(|part| blocks_of(part) * BLOCK).sum::<u64>();
             let map = SpaceMap::parse_parts(&parts[0], &parts[1..]).unwrap();
             assert_eq!(self.space.load(id, Some(&map)), Ok(true));
+            job = self.space.freeze(id, closed);
         }
-        let job = self.space.freeze(id, closed).unwrap();
+        let job = job.unwrap();
         let bytes = job.encode().unwrap();
         let parts = self.parts.entry(id).or_insert_with(|| vec![first_map(id).encode()]);
         match job.is_delta() {

@@ -34,6 +34,7 @@ enum Step {
     Crash { all: bool },
     Load { pick: usize },
     Evict { limit: u64 },
+    SetAside { pick: usize, frees: usize },
 }
 
 fn lane() -> impl Strategy<Value = Lane> {
@@ -82,6 +83,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<bool>().prop_map(|all| Step::Crash { all }),
         1 => pick().prop_map(|pick| Step::Load { pick }),
         6 => prop_oneof![Just(0u64), 0u64..20_000].prop_map(|limit| Step::Evict { limit }),
+        1 => (pick(), 0usize..4).prop_map(|(pick, frees)| Step::SetAside { pick, frees }),
     ]
 }
 
@@ -177,6 +179,7 @@ fn apply(world: &mut World, step: Step) {
         Step::Crash { all } => world.crash(all),
         Step::Load { pick } => world.load_one(pick),
         Step::Evict { limit } => world.evict(limit),
+        Step::SetAside { pick, frees } => world.set_aside(pick, frees),
     }
 }
 
@@ -195,7 +198,7 @@ fn run(mut world: World, steps: Vec<Step>) -> u32 {
 fn histories_write_deltas_of_maps() {
     let mut runner = TestRunner::deterministic();
     // Maps that are away seldom have a base, frees and no other edits when they are flushed.
-    for (prefer_deltas, maps_bytes, least) in [(true, None, 20), (false, Some(1000), 4)] {
+    for (prefer_deltas, maps_bytes, least) in [(true, None, 20), (false, Some(1000), 2)] {
         let config = Config { prefer_deltas, maps_bytes, ..Config::default() };
         let history = prop::collection::vec(step(), 400);
         let deltas = (0..60).map(|_| {
@@ -205,6 +208,53 @@ fn histories_write_deltas_of_maps() {
         let deltas: u32 = deltas.sum();
         assert!(deltas >= least, "{deltas} with {config:?}");
     }
+}
+
+/// Writes nearly all maps, and evicts them.
+fn settle(world: &mut World) {
+    for _ in 0..3 {
+        (0..20).for_each(|_| world.freeze());
+        put_all(world);
+        (0..6).for_each(|_| world.advance());
+        world.release(0);
+    }
+    world.trim();
+    world.evict(0);
+}
+
+fn put_all(world: &mut World) {
+    while !world.jobs.is_empty() {
+        world.put(0);
+    }
+}
+
+#[test]
+fn deltas_are_given_up_or_installed_beside_maps_that_cannot_be_read() {
+    let config = Config { reserve_blocks: Some(0), prefer_deltas: true, ..Config::default() };
+    let mut world = World::new(&[(2900, 256), (700, 256)], &fixed(), 2, config);
+    for round in 0..40 {
+        world.reserve(if round == 0 { 1500 } else { 60 }, Tier::Write);
+        world.claim(0, Lane { cpu: 0, class: LaneClass::Data }, u64::MAX);
+        world.drop_reservation(0);
+        apply(&mut world, Step::LogAll);
+        settle(&mut world);
+        for at in 0..6 {
+            world.free_run(at % world.allocated.len(), 7 * round, 2, false, false);
+        }
+        (0..3).for_each(|_| world.advance());
+        (0..8).for_each(|_| world.freeze());
+        if round % 2 == 1 {
+            put_all(&mut world);
+        }
+        for pick in 0..3 {
+            world.set_aside(pick, round as usize % 3);
+            world.check();
+        }
+    }
+    world.crash(true);
+    world.check();
+    let (given_up, installed) = (world.given_up, world.installed_aside);
+    assert!(given_up >= 10 && installed >= 10, "{given_up} and {installed}");
 }
 
 fn fixed() -> Vec<Run> {

@@ -16,8 +16,12 @@ fn txg(n: u64) -> Txg {
 
 /// Four metaslabs of 1024 blocks; the first and the last blocks are labels.
 fn restore() -> Restore {
+    restore_with(0)
+}
+
+fn restore_with(reserve: u64) -> Restore {
     let layout = MetaslabLayout::for_device(DeviceId(0), 4096, Some(1024));
-    let config = Config { reserve_blocks: Some(0), ..Config::default() };
+    let config = Config { reserve_blocks: Some(reserve), ..Config::default() };
     Restore::new(&[layout], &[run(0, 64), run(4032, 64)], 1, config).unwrap()
 }
 
@@ -167,11 +171,59 @@ fn a_map_that_is_away_with_edits_of_a_recovery_is_loaded_to_be_flushed() {
     restore.replay_free(txg(11), run(1024 + 128, 2)).unwrap();
     restore.leave(ID, descriptor).unwrap();
     let space = restore.finish(Some(txg(11))).unwrap();
-    assert!(space.needs_load(ID, txg(11)), "STORED-D2");
     assert!(space.freeze(ID, txg(11)).is_none());
+    assert!(space.wants_load(ID), "STORED-D2");
     assert_eq!(space.load(ID, Some(&map)), Ok(true));
-    assert!(!space.needs_load(ID, txg(11)));
+    assert!(!space.wants_load(ID));
     assert!(!space.freeze(ID, txg(11)).unwrap().is_delta(), "the whole map is one block");
+}
+
+#[test]
+fn no_delta_is_written_while_users_may_write_no_more() {
+    for (reserve, has_room) in [(0, true), (4096, false)] {
+        let (descriptor, map) = map(1, 0xff);
+        let mut restore = restore_with(reserve);
+        restore.leave(ID, descriptor).unwrap();
+        let space = restore.finish(Some(txg(10))).unwrap();
+        assert_eq!(space.missing(0, Tier::Write) == 0, has_room);
+        space.log_free(txg(12), run(1024 + 128, 2)).unwrap();
+        let job = space.freeze(ID, txg(12));
+        assert_eq!(job.is_some_and(|job| job.is_delta()), has_room, "STORED-D5");
+        assert!(space.wants_load(ID), "the job is given up, or there was none");
+        assert_eq!(space.load(ID, Some(&map)), Ok(true));
+        assert!(!space.freeze(ID, txg(12)).unwrap().is_delta(), "the whole map is one block");
+    }
+}
+
+#[test]
+fn a_delta_is_given_up_if_its_metaslab_was_set_aside_meanwhile() {
+    let (descriptor, map) = map(1, 0xff);
+    let mut restore = restore();
+    restore.leave(ID, descriptor).unwrap();
+    let space = restore.finish(Some(txg(10))).unwrap();
+    // The map has only eight blocks.
+    space.log_free(txg(12), run(1024 + 500, 2)).unwrap();
+    let job = space.freeze(ID, txg(12)).unwrap();
+    assert!(job.is_delta() && !job.was_set_aside());
+    let error = space.load(ID, Some(&map)).unwrap_err();
+    assert!(matches!(error, SpaceError::NotAllocated { .. }), "AWAY-A5: {error}");
+    space.set_unreadable(ID);
+    assert!(job.was_set_aside());
+    space.abort(job);
+    assert_eq!(space.missing_map(ID).map(|found| found.1), Some(txg(10)), "the base is as it was");
+    let carried = space.freeze(ID, txg(12)).unwrap();
+    assert!(carried.is_set_aside() && !carried.was_set_aside());
+    assert_eq!(space.carry(&carried, 0, 9, txg(13)).freed, [run(1024 + 500, 2)]);
+}
+
+#[test]
+fn a_full_metaslab_whose_map_can_be_read_again_defers_nothing() {
+    let mut restore = restore();
+    restore.set_aside(ID, map(1, 0).0).unwrap();
+    let space = restore.finish(Some(txg(10))).unwrap();
+    assert_eq!(space.supply_runs(ID, [run(1024, 1024)], txg(12)), Ok(true));
+    space.check();
+    assert_eq!(space.figures().freeing, 0);
 }
 
 #[test]

@@ -2,12 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use copyhold_device::sim::{Lasting, SimImage};
 use copyhold_format::space_map::{DELTAS_MAX, Descriptor, METASLAB};
 use copyhold_pool::{CreateOptions, Limits, OpenOptions, Pool, map_use, metaslab_view};
 use copyhold_runtime::Rt;
+use copyhold_space::{MetaslabId, StoredMap};
 use copyhold_types::{Key, Run};
+use futures_util::future::join;
 
 use crate::machine::{Machine, allocate, free};
 
@@ -104,6 +108,78 @@ fn scattered_frees_beside_maps_on_disk_are_flushed_without_a_read() {
     // All maps in memory say the same.
     let pool = open(&machine, u64::MAX, false);
     assert_eq!(machine.rt.block_on(allocated(&pool)), seen);
+    pool.space_map().check();
+}
+
+fn is_flushing(pool: &Pool, id: MetaslabId) -> bool {
+    pool.space_map().pins().any(|pin| pin.metaslab == id && pin.flushing)
+}
+
+/// All deltas of a round are installed at one moment, in which one map is being read.
+#[test]
+fn a_map_that_gets_a_delta_while_it_is_read_is_read_again() {
+    let machine = machine();
+    let pool = open(&machine, 0, false);
+    machine.rt.block_on(async {
+        let runs = spread(&pool).await;
+        let (before, is_done) = (map_use(&pool), AtomicBool::new(false));
+        free(&pool, &some(&runs, 3)).await;
+        let flush = async {
+            pool.flush_all().await.unwrap();
+            is_done.store(true, Relaxed);
+        };
+        let read = async {
+            let ids: Vec<MetaslabId> = pool.space_map().metaslabs().collect();
+            for id in ids.into_iter().cycle().take_while(|_| !is_done.load(Relaxed)) {
+                drop(metaslab_view(&pool, id).await);
+                assert_eq!(pool.space_map().set_aside(), [], "LOADS-M6");
+            }
+        };
+        join(flush, read).await;
+        assert!(map_use(&pool).deltas > before.deltas + 20);
+    });
+    pool.space_map().check();
+}
+
+/// A block is freed twice, and its map is read while the delta with the second free is written.
+#[test]
+fn a_delta_is_given_up_if_the_map_contradicts_it_while_it_is_written() {
+    let machine = machine();
+    let pool = open(&machine, 0, false);
+    let id = machine.rt.block_on(async {
+        let runs = spread(&pool).await;
+        let some = some(&runs, 3);
+        free(&pool, &some).await;
+        pool.flush_all().await.unwrap();
+        let space = pool.space_map();
+        let of = |run: &Run| space.parts_of(run.addr.block()..run.end())[0].0;
+        let is_cold = |run: &&Run| space.cold_map(of(run)).is_some_and(|map| map.is_some());
+        let twice = *some.iter().rev().find(is_cold).expect("most maps are cold");
+        let id = of(&twice);
+        let before = space.cold_map(id);
+        free(&pool, &[twice]).await;
+        assert_eq!(space.set_aside(), [], "nothing is known of it yet");
+        let read = async {
+            while !is_flushing(&pool, id) {
+                pool.runtime().sleep(Duration::from_micros(2)).await;
+            }
+            drop(metaslab_view(&pool, id).await);
+            assert_eq!(space.set_aside(), [id], "AWAY-A5");
+        };
+        join(pool.flush_all(), read).await.0.unwrap();
+        assert_eq!(Some(space.missing_map(id).map(|found| found.0)), before);
+        let found = descriptors(&pool).await;
+        let parts = |of: &Descriptor| StoredMap::of(of);
+        assert!(found.iter().map(parts).any(|map| Some(map) == before), "the map is as it was");
+        id
+    });
+    pool.space_map().check();
+    machine.rt.block_on(pool.close()).unwrap();
+    drop(pool);
+    // The log says that the block is free, and so does the map.
+    let pool = open(&machine, u64::MAX, false);
+    assert_eq!(pool.space_map().set_aside(), []);
+    assert!(pool.space_map().metaslab(id).unwrap().is_loaded);
     pool.space_map().check();
 }
 

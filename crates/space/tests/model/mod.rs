@@ -66,6 +66,9 @@ pub(crate) struct World {
     recovered: bool,
     /// How many deltas were written.
     pub(crate) deltas: u32,
+    /// How many of these were given up, or installed, beside a map that could not be read.
+    pub(crate) given_up: u32,
+    pub(crate) installed_aside: u32,
 }
 
 impl World {
@@ -96,6 +99,8 @@ impl World {
             puts: Vec::new(),
             recovered: false,
             deltas: 0,
+            given_up: 0,
+            installed_aside: 0,
         };
         world.blocks = world.replay();
         world
@@ -184,6 +189,68 @@ impl World {
     pub(crate) fn load_one(&mut self, pick: usize) {
         let ids: Vec<MetaslabId> = self.space.metaslabs().collect();
         self.load(ids[pick % ids.len()]);
+    }
+
+    /// The map of a metaslab that is cold cannot be read for a while. Meanwhile blocks are freed
+    /// there, and a flush of it goes on or is given up.
+    pub(crate) fn set_aside(&mut self, pick: usize, frees: usize) {
+        let has_map = |id: &MetaslabId| self.space.cold_map(*id).is_some_and(|map| map.is_some());
+        let mut cold: Vec<MetaslabId> = self.space.metaslabs().filter(has_map).collect();
+        let is_flushed =
+            |id: &MetaslabId| self.space.pins().any(|p| p.metaslab == *id && p.flushing);
+        if cold.iter().any(is_flushed) {
+            cold.retain(is_flushed);
+        }
+        let Some(id) = cold.get(pick % cold.len().max(1)).copied() else { return };
+        self.space.set_unreadable(id);
+        for run in self.take_allocated_in(id, frees) {
+            self.log_free(run, false);
+        }
+        if let Some(at) = self.jobs.iter().position(|job| job.metaslab() == id) {
+            assert!(self.jobs[at].was_set_aside());
+            assert!(!self.supply(id), "a delta is being written");
+            self.abort(at);
+            self.given_up += 1;
+        }
+        let is_put = |world: &World| world.puts.iter().any(|put| put.job.metaslab() == id);
+        self.installed_aside += u32::from(is_put(self));
+        while is_put(self) {
+            assert!(!self.supply(id), "a delta is being installed");
+            self.advance();
+        }
+        assert!(self.supply(id));
+        let open = self.open;
+        for block in self.states_of(id) {
+            if matches!(block, Block::Free | Block::Deferred(_)) {
+                *block = Block::Deferred(open);
+            }
+        }
+    }
+
+    /// Reads the map again; whether that ends the wait for it.
+    fn supply(&self, id: MetaslabId) -> bool {
+        let (stored, _) = self.space.missing_map(id).unwrap();
+        self.space.supply(id, &self.read(stored.parts()), self.open).unwrap()
+    }
+
+    fn states_of(&mut self, id: MetaslabId) -> &mut [Block] {
+        let info = self.space.metaslab(id).unwrap();
+        self.states(Run::new(BlockAddr::new(id.device, info.first_block), info.blocks))
+    }
+
+    /// At most `most` runs that may be freed and lie in a metaslab.
+    fn take_allocated_in(&mut self, id: MetaslabId, most: usize) -> Vec<Run> {
+        let info = self.space.metaslab(id).unwrap();
+        let blocks = info.first_block..info.first_block + u64::from(info.blocks);
+        let is_inside = |run: &Run| {
+            let first = run.addr.block();
+            run.addr.device() == id.device && blocks.contains(&first) && run.end() <= blocks.end
+        };
+        let (mut inside, others): (Vec<Run>, Vec<Run>) =
+            std::mem::take(&mut self.allocated).into_iter().partition(is_inside);
+        self.allocated = others;
+        self.allocated.extend(inside.split_off(most.min(inside.len())));
+        inside
     }
 
     fn load_all(&mut self) {
@@ -444,13 +511,13 @@ impl World {
         let Some(pin) = self.space.pins().filter(waiting).min_by_key(|pin| pin.oldest) else {
             return;
         };
-        if self.space.needs_load(pin.metaslab, self.closed()) {
-            assert!(self.space.freeze(pin.metaslab, self.closed()).is_none(), "its map is cold");
+        let mut job = self.space.freeze(pin.metaslab, self.closed());
+        if job.is_none() {
+            assert!(self.space.wants_load(pin.metaslab), "{pin:?}");
             self.load(pin.metaslab);
+            job = self.space.freeze(pin.metaslab, self.closed());
         }
-        let Some(job) = self.space.freeze(pin.metaslab, self.closed()) else {
-            panic!("{pin:?} cannot be flushed");
-        };
+        let Some(job) = job else { panic!("{pin:?} cannot be flushed") };
         self.deltas += u32::from(job.is_delta());
         assert!(self.space.freeze(pin.metaslab, self.closed()).is_none(), "one map at a time");
         self.jobs.push(job);
@@ -611,6 +678,11 @@ impl World {
     /// The space says what the model says.
     pub(crate) fn check(&self) {
         self.space.check();
+        for id in self.space.metaslabs() {
+            let stored = self.space.metaslab(id).unwrap().map;
+            let map = stored.map(|stored| self.read(stored.parts()));
+            self.space.check_changed(id, map.as_ref());
+        }
         let figures = self.space.figures();
         assert_eq!(figures.total, self.count(|block| block != Block::Fixed));
         if self.is_exact() {
