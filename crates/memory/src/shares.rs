@@ -161,6 +161,12 @@ impl Shares {
         (dirty + delta + inodes + lookups + names + nodes) / REPLAYED
     }
 
+    /// Bytes of one copy of the log that users may fill: as recovery has the records in memory beside
+    /// their edits, half of what edits may take.
+    pub fn log_bytes(&self) -> u64 {
+        self.replay_edits() * REPLAYED / 2
+    }
+
     /// Bytes of file data that may be dirty.
     pub fn dirty_data(&self) -> u64 {
         self.dirty / DIRTY_BLOCK * BLOCK_BYTES as u64
@@ -233,6 +239,14 @@ mod tests {
     fn total(shares: Shares) -> u64 {
         let Shares { requests, dirty, delta, inodes, lookups, names, nodes, .. } = shares;
         requests + dirty + delta + inodes + lookups + names + nodes
+    }
+
+    #[test]
+    fn a_small_budget_uses_a_part_of_a_large_log() {
+        let log = |mib: u64| of(mib * MIB, None).unwrap().log_bytes() / MIB;
+        assert!(log(128) < 30 && log(240) < 64 && log(300) > 64, "{:?}", [128, 240, 300].map(log));
+        // Half of the log of a small pool is less in any case.
+        assert!(log(110) > 16, "{}", log(110));
     }
 
     #[test]

@@ -89,6 +89,9 @@ pub struct Limits {
     pub delta_bytes: u64,
     /// The most edits that recovery may have to replay (P9).
     pub replay_edits: u64,
+    /// Bytes that users may fill of one copy of the log, if half of it is more: a recovery has the
+    /// records in memory (P9).
+    pub log_bytes: u64,
     /// The time that a recovery may take. By a measured rate, or a stated one, this gives a lower
     /// limit on edits (`replay_limit`).
     pub replay: Option<Duration>,
@@ -175,6 +178,7 @@ impl Default for Limits {
             mark_after: Duration::from_millis(100),
             delta_bytes: 64 << 20,
             replay_edits: Limits::REPLAY_EDITS,
+            log_bytes: u64::MAX,
             replay: None,
             flush: FlushPolicy::default(),
             space_log: true,

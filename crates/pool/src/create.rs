@@ -31,7 +31,8 @@ const LOG_SHARE: u64 = 64;
 const LOG_BYTES_SLOW: u64 = 64 << 20;
 const LOG_SHARE_SLOW: u64 = 16 << 10;
 /// In half of it as many edits of extents have room as a recovery may replay, so only larger
-/// records and many fsyncs would fill a larger ring; and recovery keeps the records in memory.
+/// records and many fsyncs would fill a larger ring. Recovery has the records in memory, so a small
+/// budget uses less of it (`Limits::log_bytes`).
 const LOG_BYTES_MAX: u64 = 128 << 20;
 const NODE_BYTES: u32 = 32 << 10;
 const PARTITION_LEAVES: u32 = 256;

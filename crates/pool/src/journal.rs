@@ -15,7 +15,7 @@ use copyhold_format::log::{Batch, FrameHead, FrameKind, Payload, PieceRef, encod
 use copyhold_format::uberblock::Uberblock;
 use copyhold_log::{Appender, Recovered, RecoveredBatch, Ring, RingFull, UBERBLOCKS_KEPT};
 use copyhold_sync::{Mutex, of};
-use copyhold_types::{Buf, Digest, Incarnation, PoolId, Txg};
+use copyhold_types::{BLOCK_BYTES, Buf, Digest, Incarnation, PoolId, Txg};
 
 use crate::config::Limits;
 use crate::devices::Devices;
@@ -171,8 +171,8 @@ impl Journal {
         }
     }
 
-    /// How full the part of the log is that user transactions may fill: half the ring (ADMIT-A1),
-    /// or the edits that recovery may have to replay.
+    /// How full the part of the log is that user transactions may fill: half the ring or less
+    /// (ADMIT-A1), or the edits that recovery may have to replay.
     pub(crate) fn pressure(&self, replay_edits: u64) -> f64 {
         let (blocks, edits) = self.used();
         (blocks as f64 / self.user_blocks() as f64).max(edits as f64 / replay_edits as f64)
@@ -188,7 +188,7 @@ impl Journal {
 
     /// Blocks of one copy of the ring that users may fill (ADMIT-A1).
     pub(crate) fn user_blocks(&self) -> u64 {
-        self.ring.blocks() / 2
+        (self.ring.blocks() / 2).min(self.limits.log_bytes / BLOCK_BYTES as u64).max(1)
     }
 
     pub(crate) fn came(&self) -> Came {

@@ -32,6 +32,7 @@ pub fn limit_pool(shares: &Shares, data_cache: DataCache, limits: &mut Limits) {
     // The rate of recovery gives another limit, if a time is stated.
     let most = if limits.replay.is_some() { u64::MAX } else { limits.replay_edits };
     limits.replay_edits = most.min(shares.replay_edits());
+    limits.log_bytes = shares.log_bytes();
 }
 
 /// Limits of a filesystem that keep its shares.

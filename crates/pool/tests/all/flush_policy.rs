@@ -147,3 +147,26 @@ fn an_idle_pool_flushes_nothing() {
         assert_eq!((now.rounds, now.units), (rested.rounds, rested.units));
     });
 }
+
+/// Half of this log is 4 MiB; each commit takes a block or more.
+#[test]
+fn a_limit_on_bytes_keeps_the_log_shorter_than_half() {
+    const BLOCKS: u64 = 200;
+    let (machine, pool) = world(FlushPolicy::Even);
+    machine.rt.block_on(pool.close()).unwrap();
+    drop(pool);
+    let mut options = options(FlushPolicy::Even, EDITS_MAX);
+    options.limits.log_bytes = BLOCKS * 4096;
+    let opening = Pool::open(machine.rt.clone() as Rt, machine.device(), options);
+    let pool = machine.rt.block_on(opening).unwrap();
+    machine.rt.clone().block_on(async {
+        let mut most = 0;
+        for number in 0..COMMITS {
+            commit(&machine, &pool, number, 6).await;
+            let [(used, limit), ..] = flush_figures(&pool).levels;
+            assert_eq!(limit, BLOCKS);
+            most = used.max(most);
+        }
+        assert!((BLOCKS / 2..=BLOCKS).contains(&most), "{most}");
+    });
+}
