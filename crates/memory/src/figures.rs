@@ -1,13 +1,16 @@
-//! The figures of all groups at one moment, each with all that it holds.
+//! The figures of a group with all that it holds.
 //!
 //! FIGURES-F1  A group's bytes and counters are the sums over itself and the groups that it holds,
 //!             at any depth.
-//! FIGURES-F2  `effective` is the protection that the next walk of reclaim over all groups gives:
-//!             the part of its promise that the groups above can keep.
+//! FIGURES-F2  `effective` is the protection that a walk of reclaim now gives: the part of its
+//!             promise that the groups above can keep.
 //!
-//! One look costs a walk over all owners, as a walk of reclaim does.
+//! The figures of a group cost a look at each group inside it, and at the groups above it in the
+//! picture that walks share. So those of all groups, in pages of any size, cost a look at each
+//! group for each of its holders.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::events::Counts;
 use crate::owner::{Memory, MemoryClass, MemoryOwner};
@@ -18,7 +21,7 @@ use crate::protection::{Promise, protections};
 pub struct Figures {
     /// Bytes by class, in the order of [`MemoryClass::ALL`].
     pub classes: [u64; MemoryClass::ALL.len()],
-    /// Most bytes so far: of a group that holds others, as far as they were read together.
+    /// Most bytes so far: of a group that holds others, as far as these were read together.
     pub peak: u64,
     pub effective: Promise,
     pub counts: Counts,
@@ -46,36 +49,43 @@ impl Figures {
     }
 }
 
-/// The figures of all groups.
-#[derive(Clone, Debug, Default)]
-pub struct Survey {
-    /// By the serial number of the owner.
-    groups: HashMap<u64, Figures>,
-}
-
 impl Memory {
-    pub fn survey(&self) -> Survey {
-        let picture = self.picture();
-        let given = protections(&picture.groups);
-        let places = (0..given.len()).filter_map(|at| Some((picture.limited(at)?, given[at])));
-        let effective: HashMap<_, _> = places.collect();
-        let tree = self.tree();
-        let own = tree.owners.iter().map(Figures::own).collect();
-        let mut groups = HashMap::new();
-        for (owner, mut figures) in tree.owners.iter().zip(tree.sums(own, Figures::add)) {
-            owner.note_peak(figures.current());
-            figures.peak = figures.peak.max(figures.current());
-            figures.effective = effective.get(&owner.slot()).copied().unwrap_or_default();
-            groups.insert(owner.serial(), figures);
-        }
-        Survey { groups }
+    /// The figures of a group now.
+    pub fn figures(&self, group: &MemoryOwner) -> Figures {
+        let inside = self.with_inside(group);
+        self.lists().looked_at(inside.len());
+        let mut sum = Figures::default();
+        inside.iter().for_each(|owner| sum.add(&Figures::own(owner)));
+        // A peak of a group inside is part of one of its holder.
+        group.note_peak(sum.current());
+        let effective = match sum.current() {
+            // MEMGROUP-T2.
+            0 => Promise::default(),
+            _ => self.effective(group),
+        };
+        Figures { peak: sum.peak.max(sum.current()), effective, ..sum }
     }
-}
 
-impl Survey {
-    /// Zeros for an owner that came later.
-    pub fn of(&self, owner: &MemoryOwner) -> Figures {
-        self.groups.get(&owner.serial()).copied().unwrap_or_default()
+    /// A group and all that it holds, at any depth, each once.
+    fn with_inside(&self, group: &MemoryOwner) -> Vec<MemoryOwner> {
+        let mut found = vec![group.clone()];
+        // Circles of holders come and go (HELD-T1).
+        let mut seen = HashSet::from([group.slot()]);
+        let mut at = 0;
+        while let Some(holder) = found.get(at) {
+            if holder.place().has_held.load(Relaxed) {
+                let held = self.owners_at(&self.inside().held_by(holder.serial()));
+                found.extend(held.into_iter().filter(|of| seen.insert(of.slot())));
+            }
+            at += 1;
+        }
+        found
+    }
+
+    fn effective(&self, group: &MemoryOwner) -> Promise {
+        let picture = self.picture_with(&[group.slot()]);
+        let place = picture.place(group.slot());
+        place.map_or(Promise::default(), |at| protections(&picture.groups)[at])
     }
 }
 
@@ -100,11 +110,10 @@ mod tests {
         one.set_limits(&promise(6000));
         two.set_limits(&promise(4000));
         let _charges = [&one, &two].map(|owner| owner.charge(MemoryClass::Node, 10_000));
-        let survey = memory.survey();
-        let lows = [&top, &one, &two].map(|owner| survey.of(owner).effective.low);
+        let lows = [&top, &one, &two].map(|owner| memory.figures(owner).effective.low);
         assert_eq!(lows, [8000, 4800, 3200], "FIGURES-F2");
-        assert_eq!(survey.of(&top).current(), 20_000);
-        assert_eq!(survey.of(&memory.add_owner()), Figures::default());
+        assert_eq!(memory.figures(&top).current(), 20_000);
+        assert_eq!(memory.figures(&memory.add_owner()), Figures::default());
     }
 
     #[test]
@@ -114,12 +123,44 @@ mod tests {
         one.set_holder(Some(&top));
         two.set_holder(Some(&top));
         let charges = [&one, &two].map(|owner| owner.charge(MemoryClass::Edit, 1 << 20));
-        assert_eq!(memory.survey().of(&top).peak, 2 << 20);
+        assert_eq!(memory.figures(&top).peak, 2 << 20);
         drop(charges);
         let _charge = one.charge(MemoryClass::Edit, 3 << 20);
         drop(memory.picture());
-        let survey = memory.survey();
-        assert_eq!([&top, &one, &two].map(|of| survey.of(of).peak >> 20), [3, 3, 1]);
+        assert_eq!([&top, &one, &two].map(|of| memory.figures(of).peak >> 20), [3, 3, 1]);
+    }
+
+    /// Looks at owners, to list so many groups that all use some memory: tenants with four
+    /// subvolumes each, one inside the other.
+    fn looks(groups: usize) -> u64 {
+        let memory = Memory::default();
+        let owners: Vec<MemoryOwner> = (0..groups).map(|_| memory.add_owner()).collect();
+        for at in (0..groups).filter(|at| at % 5 > 0) {
+            owners[at].set_holder(Some(&owners[at - 1]));
+        }
+        let _charges: Vec<_> =
+            owners.iter().map(|owner| owner.charge(MemoryClass::Inode, 512)).collect();
+        let before = memory.looks();
+        let listed = owners.iter().map(|owner| memory.figures(owner).current());
+        assert_eq!(listed.sum::<u64>(), groups as u64 / 5 * (5 + 4 + 3 + 2 + 1) * 512);
+        memory.looks() - before
+    }
+
+    #[test]
+    fn a_list_of_twice_as_many_groups_costs_twice_as_many_looks() {
+        let [few, many] = [1000, 2000].map(looks);
+        // One for each holder of a group, and one for the picture.
+        assert_eq!((few, many), (4 * 1000, 4 * 2000));
+    }
+
+    #[test]
+    fn a_list_of_idle_groups_draws_no_picture() {
+        let memory = Memory::default();
+        let owners: Vec<MemoryOwner> = (0..100).map(|_| memory.add_owner()).collect();
+        let _charge = owners[0].charge(MemoryClass::Node, 1);
+        let idle = owners[1..].iter().map(|owner| memory.figures(owner).current());
+        assert_eq!((idle.sum::<u64>(), memory.drawn().lock().count()), (0, 0));
+        assert_eq!(memory.looks(), 99);
     }
 
     #[derive(Clone, Debug)]
@@ -212,7 +253,6 @@ mod tests {
                     Step::End(_) => {}
                 }
             }
-            let survey = memory.survey();
             for (g, owner) in owners.iter().enumerate() {
                 let mut sum = Plain::default();
                 for (at, of) in plain.iter().enumerate() {
@@ -221,7 +261,7 @@ mod tests {
                         sum.classes.iter_mut().zip(of.classes).for_each(|(s, more)| *s += more);
                     }
                 }
-                let figures = survey.of(owner);
+                let figures = memory.figures(owner);
                 prop_assert_eq!(figures.classes, sum.classes);
                 prop_assert_eq!(Event::ALL.map(|event| figures.counts.event(event)), sum.events);
                 prop_assert_eq!(Stat::ALL.map(|stat| figures.counts.stat(stat)), sum.stats);

@@ -49,7 +49,8 @@ impl MemoryOwner {
         self.move_sum(|| {
             holder.inspect(|holder| holder.place().has_held.store(true, Relaxed));
             self.place().slot.store(slot.0, Relaxed);
-            self.place().holder.store(serial, Relaxed);
+            let before = self.place().holder.swap(serial, Relaxed);
+            self.moves_inside(before, serial);
         });
     }
 

@@ -23,6 +23,7 @@ use copyhold_sync::{Mutex, of};
 use crate::LOOKUP_BYTES;
 use crate::drawn::Drawn;
 use crate::history::History;
+use crate::inside::Inside;
 use crate::ledger::{Judged, Ledger, STEP};
 use crate::listed::{LISTS, Listed, Lists};
 use crate::place::{Place, Slot};
@@ -120,6 +121,7 @@ struct Slots {
     made: AtomicU64,
     ledger: Arc<Ledger>,
     users: Lists,
+    inside: Inside,
 }
 
 /// A counter of memory by class. Clones are the same owner.
@@ -194,6 +196,10 @@ impl Memory {
 
     pub(crate) fn lists(&self) -> &Lists {
         &self.slots.users
+    }
+
+    pub(crate) fn inside(&self) -> &Inside {
+        &self.slots.inside
     }
 
     /// Those of these slots, in ascending order, that exist.
@@ -326,6 +332,13 @@ impl MemoryOwner {
         self.0.slots.upgrade().map_or(Vec::new(), |slots| slots.all())
     }
 
+    /// It has another holder, by these serial numbers (INSIDE-I1).
+    pub(crate) fn moves_inside(&self, before: u64, now: u64) {
+        if let Some(slots) = self.0.slots.upgrade() {
+            slots.inside.has_moved(self.slot(), before, now);
+        }
+    }
+
     /// Its holder; none, if it is a child of the root.
     pub(crate) fn holder(&self) -> Option<MemoryOwner> {
         self.0.slots.upgrade()?.holder(&self.0.place)
@@ -422,6 +435,7 @@ impl Drop for Counted {
                 holder.history().record().counts.inherit(&record.counts.read());
                 holder.note_peak(self.history.peak());
             }
+            slots.inside.has_moved(self.slot, self.place.holder.load(Relaxed), Place::TOP);
             slots.free.lock().push(self.slot);
         }
     }
@@ -525,7 +539,7 @@ mod tests {
         let [holder, held] = std::array::from_fn(|_| memory.add_owner());
         held.set_holder(Some(&holder));
         drop(held.charge(MemoryClass::Node, 1000));
-        drop(memory.survey());
+        let _figures = memory.figures(&holder);
         assert_eq!(held.counts(), crate::Counts::default());
         drop(held);
         assert!(holder.history().so_far().is_none());

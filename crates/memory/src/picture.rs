@@ -37,11 +37,6 @@ impl Picture {
         self.limited.iter().position(|slot| *slot == Some(of))
     }
 
-    /// The owner with the limits of a group.
-    pub(crate) fn limited(&self, group: usize) -> Option<Slot> {
-        self.limited[group]
-    }
-
     /// The part at and below a group, which is the root of it: so its own promise does not count,
     /// and those of the groups that it holds do. None if it has no usage.
     pub fn below(&self, of: Slot) -> Option<Picture> {

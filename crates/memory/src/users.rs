@@ -48,8 +48,8 @@ impl Memory {
         found
     }
 
-    /// How often the owners with memory were looked at, to draw a picture of them or to divide a
-    /// class: each time counts as many as there were.
+    /// How often owners were looked at, to draw a picture of those with memory, to divide a class
+    /// or to add up figures: each time counts as many as there were.
     pub fn looks(&self) -> u64 {
         self.lists().looks()
     }

@@ -273,6 +273,8 @@ ranks! {
     MemorySlots,
     /// The reported usage of all owners.
     MemoryLimits,
+    /// The groups that each group holds.
+    MemoryInside,
     /// The waits of one owner's requests.
     MemoryStalls,
 

@@ -52,10 +52,10 @@ fn counters_return_to_zero_after_threads_did_all_at_once() {
         // Circles come and go (HELD-T1).
         pick(random).set_holder(Some(pick(random)));
     };
-    let look = |_: &mut Xoshiro256PlusPlus| {
+    let look = |random: &mut Xoshiro256PlusPlus| {
         let picture = memory.picture();
         assert_eq!(copyhold_memory::protections(&picture.groups).len(), picture.groups.len());
-        drop(memory.survey());
+        let _figures = memory.figures(pick(random));
     };
     let cache: Mutex<Objects, of::NodeCache> =
         Mutex::new(Rings::new(MemoryClass::Node, RingKind::OneRing));

@@ -223,10 +223,9 @@ impl Tenants for Arc<Filesystem> {
     }
 
     async fn own_memory(&self, owner: u32, after: u64, most: usize) -> Answer<Part<Brief>> {
-        let groups = memory::Groups::new(self);
         let make = |info: &SubvolInfo, name| {
             let subvol = self.volumes().subvol(info.id)?;
-            let row = groups.row(MemoryGroup::Of(&subvol), name);
+            let row = memory::row_of(self, MemoryGroup::Of(&subvol), name);
             Some(Brief(MemoryRow { parent: None, ..row }))
         };
         // The number of a row is its id and one.

@@ -1,12 +1,12 @@
 //! Memory groups of the mounted filesystem, as questions show and change them.
 //!
-//! Each answer looks at all groups once, for the sums, and makes rows of those in question.
+//! A row costs a look at each group inside its own, so a list in pages looks at all groups once for
+//! each of their holders.
 
 use std::sync::Arc;
 
 use copyhold_format::item::SHARED_MEMORY;
 use copyhold_fs::{Filesystem, FsError, evict};
-use copyhold_memory::Survey;
 use copyhold_types::SubvolId;
 use copyhold_volume::{MemoryGroup, Subvol, VolumeError, change_memory_limits, living_inside};
 
@@ -16,29 +16,17 @@ use super::paths::Paths;
 use crate::wire::Refusal;
 use crate::wire::memory::{Brief, Freed, MemoryChange, MemoryRow};
 
-/// The groups at one moment.
-pub(super) struct Groups<'a> {
-    fs: &'a Filesystem,
-    survey: Survey,
-}
-
-impl<'a> Groups<'a> {
-    pub(super) fn new(fs: &'a Filesystem) -> Groups<'a> {
-        Groups { fs, survey: fs.pool().memory().survey() }
-    }
-
-    /// The row of a group; its path is for a caller who may know it.
-    pub(super) fn row(&self, group: MemoryGroup<'_>, path: Option<String>) -> MemoryRow {
-        let owner = group.owner(self.fs.volumes());
-        let now = self.fs.pool().runtime().now();
-        let row = MemoryRow::new(&owner.limits(), &self.survey.of(&owner), &owner.pressure(now));
-        match group {
-            MemoryGroup::Shared => MemoryRow { id: SHARED_MEMORY.0, ..row },
-            MemoryGroup::Of(subvol) => {
-                let parent = subvol.item().place.subvol;
-                let parent = (parent != SubvolId::ROOT).then_some(parent.0);
-                MemoryRow { id: subvol.id().0, path, parent, ..row }
-            }
+/// The row of a group; its path is for a caller who may know it.
+pub(super) fn row_of(fs: &Filesystem, group: MemoryGroup<'_>, path: Option<String>) -> MemoryRow {
+    let owner = group.owner(fs.volumes());
+    let (figures, now) = (fs.pool().memory().figures(&owner), fs.pool().runtime().now());
+    let row = MemoryRow::new(&owner.limits(), &figures, &owner.pressure(now));
+    match group {
+        MemoryGroup::Shared => MemoryRow { id: SHARED_MEMORY.0, ..row },
+        MemoryGroup::Of(subvol) => {
+            let parent = subvol.item().place.subvol;
+            let parent = (parent != SubvolId::ROOT).then_some(parent.0);
+            MemoryRow { id: subvol.id().0, path, parent, ..row }
         }
     }
 }
@@ -50,14 +38,13 @@ pub(super) async fn rows(
     after: u64,
     most: usize,
 ) -> Answer<Vec<Brief>> {
-    let (groups, mut paths) = (Groups::new(fs), Paths::of_page(fs));
-    let mut rows = Vec::new();
+    let (mut paths, mut rows) = (Paths::of_page(fs), Vec::new());
     if after == 0 && top == SubvolId::ROOT {
-        rows.push(Brief(groups.row(MemoryGroup::Shared, None)));
+        rows.push(Brief(row_of(fs, MemoryGroup::Shared, None)));
     }
     for subvol in living_inside(fs.volumes(), top, after, most - rows.len()) {
         let path = paths.of(subvol.id()).await.map_err(refused)?;
-        rows.push(Brief(groups.row(MemoryGroup::Of(&subvol), path)));
+        rows.push(Brief(row_of(fs, MemoryGroup::Of(&subvol), path)));
     }
     paths.end(rows.len() < most);
     Ok(rows)
@@ -65,13 +52,13 @@ pub(super) async fn rows(
 
 /// The row of one group; none: the shared one.
 pub(super) async fn row(fs: &Filesystem, of: Option<SubvolId>, named: bool) -> Answer<MemoryRow> {
-    let Some(id) = of else { return Ok(Groups::new(fs).row(MemoryGroup::Shared, None)) };
+    let Some(id) = of else { return Ok(row_of(fs, MemoryGroup::Shared, None)) };
     let subvol = living(fs, id)?;
     let path = match named {
         true => Paths::new(fs).of(id).await.map_err(refused)?,
         false => None,
     };
-    Ok(Groups::new(fs).row(MemoryGroup::Of(&subvol), path))
+    Ok(row_of(fs, MemoryGroup::Of(&subvol), path))
 }
 
 /// Changes limits, durably.
