@@ -77,6 +77,11 @@ impl GroupId {
         self.0
     }
 
+    /// A place in the order of groups, at which there need not be one.
+    pub fn place(raw: u64) -> GroupId {
+        GroupId(raw)
+    }
+
     /// A group as a key has it. Level 0 has the ids of subvolumes only.
     pub fn parse(raw: u64) -> Result<GroupId, FormatError> {
         let group = GroupId(raw);

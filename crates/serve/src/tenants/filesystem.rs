@@ -172,11 +172,10 @@ impl Tenants for Arc<Filesystem> {
     }
 
     async fn groups(&self, after: u64, most: usize) -> Answer<Vec<GroupRow>> {
-        let all = self.volumes().ledger().show().map_err(quota)?;
-        let behind = all.into_iter().filter(|one| one.id.raw() > after).take(most);
+        let behind = self.volumes().ledger().show_behind(GroupId::place(after), most);
         let mut paths = Paths::of_page(self);
         let mut rows = Vec::new();
-        for group in behind {
+        for group in behind.map_err(quota)? {
             let living = group.id.subvol().filter(|_| group.state == GroupState::Live);
             let path = match (living, &group.tombstone) {
                 (Some(subvol), _) => paths.of(subvol).await.map_err(refused)?,
@@ -204,18 +203,19 @@ impl Tenants for Arc<Filesystem> {
     }
 
     async fn clear_stale(&self) -> Answer<u64> {
-        let shown = || self.volumes().ledger().show().map_err(quota);
-        let before = shown()?.len();
+        let ledger = self.volumes().ledger();
+        let before = ledger.shown().map_err(quota)?;
+        ledger.sweep_all().map_err(quota)?;
         let mut rows = usize::MAX;
         while rows > 0 {
             let clear = |ledger: &Ledger| {
-                let cleared = ledger.clear_stale(Volumes::LIFE_EDITS / 2)?;
+                let cleared = ledger.sweep(Volumes::LIFE_EDITS / 2);
                 rows = cleared.len();
                 Ok(cleared)
             };
             self.change_quotas(clear).await.map_err(refused)?;
         }
-        Ok(before.saturating_sub(shown()?.len()) as u64)
+        Ok(before.saturating_sub(ledger.shown().map_err(quota)?) as u64)
     }
 
     async fn memory(&self, top: SubvolId, after: u64, most: usize) -> Answer<Vec<Brief>> {

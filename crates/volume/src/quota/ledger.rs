@@ -57,6 +57,8 @@ pub struct Ledger {
     pub(super) sweepable: Mutex<BTreeSet<SubvolId>, of::Sweepable>,
     /// Sums that were found wrong.
     miscounts: AtomicU64,
+    /// How often a list looked at a group.
+    looks: AtomicU64,
     #[cfg(feature = "sabotage")]
     pub(crate) broken: crate::sabotage::Broken,
 }
@@ -71,6 +73,7 @@ impl Default for Ledger {
             promised: Arc::default(),
             sweepable: Mutex::default(),
             miscounts: AtomicU64::default(),
+            looks: AtomicU64::default(),
             #[cfg(feature = "sabotage")]
             broken: Default::default(),
         }
@@ -97,6 +100,15 @@ impl Ledger {
     /// How many sums were found wrong since the pool was opened: none, unless it is damaged.
     pub fn miscounts(&self) -> u64 {
         self.miscounts.load(Relaxed)
+    }
+
+    pub(super) fn looked_at_group(&self) {
+        self.looks.fetch_add(1, Relaxed);
+    }
+
+    /// How often lists of groups looked at a group.
+    pub fn looks(&self) -> u64 {
+        self.looks.load(Relaxed)
     }
 
     pub fn is_on(&self) -> bool {

@@ -1,6 +1,7 @@
 //! The output of `quota status` and `qgroup show`.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use copyhold_format::item::{GroupId, Limits, Tombstone, UsageItem};
 use copyhold_types::EpochId;
@@ -80,9 +81,21 @@ impl Ledger {
     /// All groups, in order of their ids. Charges continue meanwhile, so sums of different groups
     /// may be of different moments.
     pub fn show(&self) -> Result<Vec<GroupUse>, QuotaError> {
+        self.show_behind(GroupId::place(0), usize::MAX)
+    }
+
+    /// At most `most` groups behind a place in their order. A list in such pages looks at each group
+    /// once.
+    pub fn show_behind(&self, after: GroupId, most: usize) -> Result<Vec<GroupUse>, QuotaError> {
         let groups = self.on()?;
-        let visible = groups.all.values().filter(|group| group.is_visible());
-        Ok(visible.map(GroupUse::of).collect())
+        let behind = groups.all.range((Bound::Excluded(after), Bound::Unbounded));
+        let behind = behind.map(|(_, group)| group).inspect(|_| self.looked_at_group());
+        Ok(behind.filter(|group| group.is_visible()).take(most).map(GroupUse::of).collect())
+    }
+
+    /// How many groups [`Self::show`] returns.
+    pub fn shown(&self) -> Result<usize, QuotaError> {
+        Ok(self.on()?.all.values().filter(|group| group.is_visible()).count())
     }
 
     /// Usage by origin epoch, as the next closing would leave it in the records.

@@ -49,14 +49,13 @@ impl Ledger {
         rows
     }
 
-    /// Drops dead owners that pay for nothing, as a sweep does.
-    pub fn clear_stale(&self, edits_max: usize) -> Result<Rows, QuotaError> {
+    /// The next steps of [`Self::sweep`] look at all dead owners.
+    pub fn sweep_all(&self) -> Result<(), QuotaError> {
         let groups = self.on()?;
         let owners = groups.all.values().filter_map(|group| group.owner.as_ref());
         let dead = owners.filter(|owner| owner.account.is_dead());
         self.sweepable.lock().extend(dead.map(|owner| owner.account.subvol));
-        drop(groups);
-        Ok(self.sweep(edits_max))
+        Ok(())
     }
 
     fn sweep_owner(&self, groups: &mut Groups, subvol: SubvolId, max: usize, rows: &mut Rows) {

@@ -84,7 +84,7 @@ fn without_quotas_everything_about_groups_says_so_and_writing_costs_nothing() {
     assert_eq!(code(pool.ledger.remove(at(A), one)), "ENOTCONN");
     assert_eq!(code(pool.ledger.limit(one, LimitKind::Referenced, None)), "ENOTCONN");
     assert_eq!(code(pool.ledger.rescan()), "ENOTCONN");
-    assert_eq!(code(pool.ledger.clear_stale(9)), "ENOTCONN");
+    assert_eq!(code(pool.ledger.sweep_all()), "ENOTCONN");
     assert_eq!(pool.ledger.disable(), vec![]);
     pool.create(S, A);
     pool.write(S, MIB);

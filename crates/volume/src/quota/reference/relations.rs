@@ -167,3 +167,31 @@ fn a_limit_of_the_root_subvolume_is_for_its_own_files() {
     assert_eq!(pool.ledger.available(SubvolId(A)), None);
     assert_eq!(pool.refused(ROOT, 2 * MIB).group, at(ROOT));
 }
+
+/// Looks at groups, to list so many of them in pages.
+fn looks_of_pages(groups: usize) -> u64 {
+    let mut pool = Pool::on();
+    for n in 0..groups as u64 {
+        pool.done(pool.ledger.create(GroupId::new(1, n).unwrap()));
+    }
+    let (before, mut after) = (pool.ledger.looks(), GroupId::place(0));
+    let mut listed = Vec::new();
+    loop {
+        let page = pool.ledger.show_behind(after, 100).unwrap();
+        let Some(last) = page.last() else { break };
+        after = last.id;
+        listed.extend(page);
+    }
+    let looks = pool.ledger.looks() - before;
+    assert_eq!(listed, pool.ledger.show().unwrap());
+    // Three are subvolumes.
+    assert_eq!((listed.len(), pool.ledger.shown().unwrap()), (groups + 3, groups + 3));
+    looks
+}
+
+#[test]
+fn a_list_in_pages_looks_at_each_group_once() {
+    assert_eq!([1000, 2000].map(looks_of_pages), [1003, 2003]);
+    let beyond = Pool::on().ledger.show_behind(GroupId::place(u64::MAX), 5);
+    assert_eq!(beyond.unwrap(), vec![]);
+}
