@@ -6,15 +6,15 @@ use rustc_hash::FxHashMap;
 use crate::dir::{DirEntry, ListFlags, Name};
 use crate::{FileKind, Filesystem, FsError, NodeId, Result};
 
-/// The name of a subvolume, by its root, in the directory `above`, if it was kept and is there
-/// still (ENTRYNAME-E1).
+/// The name of a directory or of a subvolume, by its root, in the directory `above`, if it was kept
+/// and is there still (ENTRYNAME-E1).
 pub async fn kept_name(fs: &Filesystem, above: NodeId, node: NodeId) -> Result<Option<Box<[u8]>>> {
     let Some(name) = fs.entry_names().get(node) else { return Ok(None) };
     Ok(leads_to(fs, above, &name, node).await?.then_some(name))
 }
 
-/// The names of all directories and subvolumes in the directory `above`. With `keep`, those of
-/// subvolumes are kept for the next pages of a list.
+/// The names of all directories and subvolumes in the directory `above`. With `keep`, they are kept
+/// for the next pages of a list.
 pub async fn names_in(
     fs: &Filesystem,
     above: NodeId,
@@ -30,8 +30,10 @@ pub async fn names_in(
     let flags = ListFlags { no_atime: true, ..ListFlags::default() };
     fs.list(above, 0, flags, &mut visit).await?;
     if keep {
-        let subvolumes = names.iter().filter(|(node, _)| node.ino == InodeNo::ROOT);
-        fs.entry_names().keep(subvolumes.map(|(node, name)| (*node, name.clone())));
+        let (subvolumes, others): (Vec<_>, Vec<_>) =
+            names.iter().partition(|(node, _)| node.ino == InodeNo::ROOT);
+        let all = subvolumes.into_iter().chain(others);
+        fs.entry_names().keep(all.map(|(node, name)| (*node, name.clone())));
     }
     Ok(names)
 }

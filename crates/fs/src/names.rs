@@ -38,16 +38,17 @@ mod shard;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use copyhold_format::item::{HashKey, dirent_bucket};
-use copyhold_memory::{Admission, Arm, Memory, MemoryClass, MemoryOwner, Scarce};
+use copyhold_memory::{Admission, Arm, Memory, MemoryClass, MemoryOwner, Scarce, Slot};
 use copyhold_runtime::{Rt, yield_now};
 use copyhold_sync::{Mutex, of};
 use copyhold_types::SubvolId;
-use rustc_hash::FxHashMap;
 
 use crate::inode::{Inode, InodeRef};
 use crate::subvol::Subvol;
@@ -83,8 +84,8 @@ pub struct AbsentNames {
     /// The highest limit.
     most: u64,
     shards: Box<[Apart]>,
-    /// By subvolume.
-    tenants: Mutex<FxHashMap<SubvolId, Arc<CountCells>>, of::NameTenants>,
+    /// Those with counters.
+    tenants: Mutex<BTreeMap<SubvolId, Tenant>, of::NameTenants>,
     /// Counters of tenants that are gone.
     gone: Arc<CountCells>,
     /// Names that became entries.
@@ -94,6 +95,13 @@ pub struct AbsentNames {
     forgets_asked: bool,
     /// The shard where the last choice began.
     turn: AtomicU64,
+}
+
+/// A tenant that has, or had, names.
+struct Tenant {
+    /// Of its memory owner.
+    slot: Slot,
+    cells: Arc<CountCells>,
 }
 
 /// A directory, as far as its names are concerned.
@@ -278,7 +286,7 @@ impl AbsentNames {
             return answer;
         }
         let subvol = dir.node.subvol;
-        shard.tenant(subvol, owner, || self.cells(subvol));
+        shard.tenant(subvol, owner, || self.cells(subvol, owner));
         self.created.fetch_add(1, Relaxed);
         let long = if answer.valid >= IS_LONG { LONG } else { 0 };
         shard.add(key, owner.slot(), long, event, &self.scarce);
@@ -329,8 +337,9 @@ impl AbsentNames {
         self.created.load(Relaxed)
     }
 
-    fn cells(&self, subvol: SubvolId) -> Arc<CountCells> {
-        self.tenants.lock().entry(subvol).or_default().clone()
+    fn cells(&self, subvol: SubvolId, owner: &MemoryOwner) -> Arc<CountCells> {
+        let begin = || Tenant { slot: owner.slot(), cells: Arc::default() };
+        self.tenants.lock().entry(subvol).or_insert_with(begin).cells.clone()
     }
 
     /// A file gets the name. The caller holds the directory's entry lock, and applies the change
@@ -362,8 +371,8 @@ impl AbsentNames {
         for shard in &self.shards {
             shard.0.lock().end_tenant(owner.slot(), &self.gone, &self.scarce);
         }
-        if let Some(cells) = self.tenants.lock().remove(&subvol) {
-            self.gone.publish(&mut cells.read());
+        if let Some(tenant) = self.tenants.lock().remove(&subvol) {
+            self.gone.publish(&mut tenant.cells.read());
         }
     }
 
@@ -392,7 +401,7 @@ impl AbsentNames {
     /// An answer for this subvolume was delayed.
     pub fn note_delay(&self, subvol: SubvolId, delay: Duration) {
         let tenants = self.tenants.lock();
-        if let Some(cells) = tenants.get(&subvol) {
+        if let Some(Tenant { cells, .. }) = tenants.get(&subvol) {
             cells.add(NameEvent::Delayed, 1);
             cells.add(NameEvent::DelayUs, delay.as_micros() as u64);
         }
@@ -400,24 +409,28 @@ impl AbsentNames {
 
     /// The figures of all tenants, by subvolume.
     pub fn figures(&self) -> Vec<NameFigures> {
-        let mut live: FxHashMap<SubvolId, [u64; 2]> = FxHashMap::default();
+        self.figures_behind(SubvolId(0), usize::MAX)
+    }
+
+    /// Those of at most `most` tenants behind `after`. Each costs a look into each shard.
+    pub fn figures_behind(&self, after: SubvolId, most: usize) -> Vec<NameFigures> {
+        let page = (Bound::Excluded(after), Bound::Unbounded);
+        let one = |(subvol, tenant): (&SubvolId, &Tenant)| (*subvol, tenant.slot);
+        let page: Vec<_> = self.tenants.lock().range(page).take(most).map(one).collect();
+        let mut live = vec![[0; 2]; page.len()];
         for shard in &self.shards {
             let mut shard = shard.0.lock();
-            shard.publish();
-            for tenant in shard.tenants() {
-                let sum = live.entry(tenant.subvol).or_default();
-                let [all, hot] = tenant.entries();
+            for ((subvol, slot), sum) in page.iter().zip(&mut live) {
+                let [all, hot] = shard.publish(*subvol, *slot);
                 *sum = [sum[0] + all as u64, sum[1] + hot as u64];
             }
         }
         let tenants = self.tenants.lock();
-        let figures = tenants.iter().map(|(subvol, cells)| {
-            let [live, hot] = live.get(subvol).copied().unwrap_or_default();
-            NameFigures { subvol: *subvol, live, hot, counts: cells.read() }
+        let rows = page.iter().zip(live).filter_map(|((subvol, _), [live, hot])| {
+            let counts = tenants.get(subvol)?.cells.read();
+            Some(NameFigures { subvol: *subvol, live, hot, counts })
         });
-        let mut figures: Vec<NameFigures> = figures.collect();
-        figures.sort_by_key(|figures| figures.subvol);
-        figures
+        rows.collect()
     }
 
     /// The counters of all tenants, and of those that are gone.

@@ -166,11 +166,6 @@ impl Tenant {
         Tenant { subvol, owner, cells, counts, cold, hot, entries, bytes, charged, is_gone }
     }
 
-    /// All entries, and hot ones.
-    pub(super) fn entries(&self) -> [usize; 2] {
-        [self.entries, self.hot.len]
-    }
-
     fn list(&mut self, entry: &Entry) -> &mut List {
         if entry.has(HOT) { &mut self.hot } else { &mut self.cold }
     }
@@ -590,11 +585,12 @@ impl Shard {
         self.tenants.iter().flatten().map(|tenant| &**tenant)
     }
 
-    /// Publishes all counters, and charges if all ends.
-    pub(super) fn publish(&mut self) {
-        for tenant in self.tenants.iter_mut().flatten() {
-            tenant.cells.publish(&mut tenant.counts);
-        }
+    /// Publishes the counters of a tenant. Returns its entries, and the hot ones of them.
+    pub(super) fn publish(&mut self, subvol: SubvolId, slot: Slot) -> [usize; 2] {
+        let tenant = self.tenants.get_mut(slot.0 as usize).and_then(Option::as_mut);
+        let Some(tenant) = tenant.filter(|tenant| tenant.subvol == subvol) else { return [0; 2] };
+        tenant.cells.publish(&mut tenant.counts);
+        [tenant.entries, tenant.hot.len]
     }
 
     /// Ends all charges: the shard is being dropped.

@@ -64,6 +64,20 @@ impl World {
         assert!(figures.iter().all(|of| of.counts.live() == of.live), "NAMES-N2: {figures:?}");
         let live: u64 = figures.iter().map(|of| of.live).sum();
         assert_eq!((live, self.names.totals().live()), (self.names.live(), live), "NAMES-N2");
+        assert_eq!(self.pages(3), figures);
+    }
+
+    /// The figures in pages of so many tenants.
+    fn pages(&self, most: usize) -> Vec<NameFigures> {
+        let mut listed: Vec<NameFigures> = Vec::new();
+        loop {
+            let after = listed.last().map_or(SubvolId(0), |last| last.subvol);
+            let page = self.names.figures_behind(after, most);
+            listed.extend_from_slice(&page);
+            if page.len() < most {
+                return listed;
+            }
+        }
     }
 }
 

@@ -47,6 +47,9 @@ fn a_name_that_was_kept_is_returned_only_while_its_entry_is_there() {
         fs.delete_subvolume(dir, b"new", None).await.unwrap();
         assert_eq!(found(&fs, dir, new).await, None, "it is deleted");
         assert_eq!(found(&fs, ROOT, dir).await.as_deref(), Some("many"), "a plain directory");
+        assert!(kept_name(&fs, ROOT, other).await.unwrap().is_some(), "and one beside it");
+        rename(&fs, (ROOT, "many"), (ROOT, "more"), false).await;
+        assert_eq!(kept_name(&fs, ROOT, dir).await.unwrap(), None, "it has another name");
         let gone = NodeId { subvol: SubvolId(99), ino: InodeNo::ROOT };
         assert_eq!(kept_name(&fs, gone, a).await.unwrap(), None, "no such directory");
         assert!(kept_name(&fs, other, a).await.unwrap().is_some());

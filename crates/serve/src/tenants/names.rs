@@ -11,14 +11,13 @@ use crate::{NamesLimit, budget};
 
 /// At most `most` tenants with numbers behind `after`.
 pub(super) async fn rows(fs: &Filesystem, after: u64, most: usize) -> Answer<Vec<NamesRow>> {
-    let mut paths = Paths::new(fs);
-    let mut rows = Vec::new();
-    let figures = fs.names().figures();
-    let behind = figures.iter().filter(|of| u64::from(of.subvol.0) > after);
-    for figures in behind.take(most) {
+    let after = SubvolId(u32::try_from(after).unwrap_or(u32::MAX));
+    let (mut paths, mut rows) = (Paths::of_page(fs), Vec::new());
+    for figures in fs.names().figures_behind(after, most) {
         let path = paths.of(figures.subvol).await.map_err(refused)?;
-        rows.push(NamesRow::new(figures, path));
+        rows.push(NamesRow::new(&figures, path));
     }
+    paths.end(rows.len() < most);
     Ok(rows)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A subvolume's record names the directory that has its entry, not the entry's name: renames cost
 //! it nothing. So that directory is read, and those on the way up from there: each once for all
-//! subvolumes of an answer. The names of subvolumes are kept for the next page of a list
+//! subvolumes of an answer. The names are kept for the next page of a list
 //! (`copyhold_fs::EntryNames`).
 
 use std::collections::BTreeMap;
