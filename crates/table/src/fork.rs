@@ -189,6 +189,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::rest::tests::rest_and_open;
     use crate::store::{Sink, Store, block_on};
     use crate::{Edit, FreezePoint, Limits};
 
@@ -284,6 +285,7 @@ mod tests {
         Flush(usize, usize),
         Settle(usize),
         Drop(usize),
+        Rest(usize),
     }
 
     fn ops() -> impl Strategy<Value = Op> {
@@ -295,6 +297,7 @@ mod tests {
             2 => (table(), 1..40usize).prop_map(|(t, edits)| Op::Flush(t, edits)),
             1 => table().prop_map(Op::Settle),
             1 => table().prop_map(Op::Drop),
+            3 => table().prop_map(Op::Rest),
         ]
     }
 
@@ -340,6 +343,10 @@ mod tests {
                         live.remove(at % live.len());
                     }
                     Op::Drop(_) => {}
+                    Op::Rest(at) => {
+                        let at = at % live.len();
+                        rest_and_open(&mut live[at].0);
+                    }
                 }
             }
             for (table, content) in &live {

@@ -27,6 +27,8 @@
 //!             edits   = child.adopt()               when the parent is settled: its partitions
 //!   recover   r = RecoveringTable::new(id); r.apply(txg, key, edit) …; r.finish(…, descriptors)
 //!   policy    table.stats(), table.pin()
+//!   rest      resting = table.rest()                while nothing refers to a table without edits
+//!             table   = resting.open(id, limits)    the same again
 //!   verify    table.for_each_node / for_each_item
 //! ```
 //!
@@ -62,6 +64,7 @@ mod pile;
 mod read;
 mod read_ahead;
 mod recovery;
+mod rest;
 mod settled;
 mod source;
 mod spill;
@@ -78,6 +81,7 @@ pub use flush::{DescriptorEdit, FlushJob, FreezePoint};
 pub use merge::{Flushed, Part};
 pub use read::{Differing, PartialItems, ReadBounds};
 pub use recovery::RecoveringTable;
+pub use rest::RestingTable;
 pub use settled::LAYERS_HANDED;
 pub use source::{NodeFuture, NodeSink, NodeSource};
 pub use spill::MergeSize;

@@ -16,6 +16,7 @@ use copyhold_format::node::PartitionDescriptor;
 use copyhold_types::{EpochId, Key, Kind, NodePtr, TableId, Txg};
 use proptest::prelude::*;
 
+use crate::rest::tests::rest_and_open;
 use crate::store::{Sink, Store, block_on};
 use crate::{
     Edit, FlushJob, Flushed, FreezePoint, Limits, RecoveringTable, Table, TableError, Value, Weight,
@@ -47,6 +48,8 @@ enum Op {
     Slow(u64),
     CloseTxg,
     Crash,
+    /// Puts the table to rest, if it may, and opens it.
+    Rest,
 }
 
 /// Where a flush goes, unless the base cannot be read.
@@ -92,6 +95,7 @@ fn ops() -> impl Strategy<Value = Op> {
         1 => (0..3u64).prop_map(Op::Slow),
         3 => Just(Op::CloseTxg),
         1 => Just(Op::Crash),
+        3 => Just(Op::Rest),
     ]
 }
 
@@ -208,6 +212,7 @@ impl World {
             Op::Slow(slow) => self.store.set_slow(slow),
             Op::CloseTxg => self.close_txg(),
             Op::Crash => self.crash(),
+            Op::Rest => _ = rest_and_open(&mut self.table),
         }
         self.table.check();
     }

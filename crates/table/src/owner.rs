@@ -17,6 +17,10 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
+    pub(crate) fn owner(&self) -> &MemoryOwner {
+        self.edits.owner()
+    }
+
     /// The edits in memory are so much more, or less.
     pub(crate) fn change(&self, more: Weight) {
         self.edits.change(more.bytes);

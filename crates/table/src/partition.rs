@@ -135,6 +135,24 @@ impl Partitions {
         self.list.iter()
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Partition> {
+        self.list.iter_mut()
+    }
+
+    pub(crate) fn into_list(self) -> Vec<Partition> {
+        self.list
+    }
+
+    /// The id of the next partition.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.next_id
+    }
+
+    pub(crate) fn set_next_id(&mut self, id: u64) {
+        assert!(self.iter().all(|partition| partition.id < id), "PART-P1: ids are distinct");
+        self.next_id = id;
+    }
+
     /// The partition that `key` belongs to.
     pub(crate) fn covering(&self, key: Key) -> &Partition {
         &self.list[self.index_covering(key)]

@@ -72,6 +72,9 @@ pub struct PartitionStats {
 }
 
 impl Table {
+    /// Memory of a table with one partition, in bytes, without its trees' layers and edits.
+    pub const BYTES: usize = size_of::<Table>() + size_of::<Partition>();
+
     /// A reader holds the partitions of a table while it looks into the table under it, which is
     /// older: so newer tables come first in the order of locks.
     pub(crate) fn read_partitions(&self) -> RwLockReadGuard<'_, Partitions> {
@@ -80,6 +83,11 @@ impl Table {
 
     pub(crate) fn write_partitions(&self) -> RwLockWriteGuard<'_, Partitions> {
         self.partitions.write_at(u64::MAX - self.id.0)
+    }
+
+    /// Without a lock, which nothing else could have.
+    pub(crate) fn partitions_mut(&mut self) -> &mut Partitions {
+        self.partitions.get_mut()
     }
 
     /// A table without items.
