@@ -103,6 +103,8 @@ pub struct Limits {
     pub node_cache_bytes: usize,
     /// Of these bytes at most so many for clean file data; nodes keep a quarter (BALANCE-B2).
     pub clean_data_bytes: usize,
+    /// Tables that stay open while they are not used; others rest (`opened`).
+    pub open_tables: usize,
     /// Bytes of space maps in memory, beside those that rounds need (LOADS-M2).
     pub maps_bytes: u64,
     /// The longest run of blocks that is allocated, for simulations of fragmented space.
@@ -184,6 +186,7 @@ impl Default for Limits {
             space_log: true,
             node_cache_bytes: 64 << 20,
             clean_data_bytes: 0,
+            open_tables: 4096,
             maps_bytes: 64 << 20,
             run_max: None,
             prefer_deltas: false,

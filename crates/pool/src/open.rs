@@ -61,6 +61,7 @@ use crate::marker::{self, Marker};
 use crate::node_writer::blocks_max;
 use crate::nodes::{CACHE_NODES_MIN, NodeStore};
 use crate::open_txg::OpenTxg;
+use crate::opened::Opened;
 use crate::patient::Patient;
 use crate::pins::Pins;
 use crate::replay_limit::Replay;
@@ -456,7 +457,9 @@ async fn assemble(
         uberblock,
         heads,
     };
-    let tables = Tables::new(limits, root, memory.shared().clone(), tables);
+    let mut opened = Opened::new(limits, options.limits.open_tables);
+    opened.forgets_edits = options.limits.breaks(Sabotage::RestWithEdits);
+    let tables = Tables::new(opened, limits, root, memory.shared().clone(), tables);
     let ring_blocks = ring.blocks();
     let admission = Admission::new(options.limits.delta_bytes);
     Ok(Pool {

@@ -113,6 +113,8 @@ pub enum Sabotage {
     /// FRAGMENT-P1: a node whose list cannot be read is replaced all the same, and its fragments
     /// stay.
     ForgetFragments,
+    /// REST-R1: a table that is not used rests, and forgets its edits.
+    RestWithEdits,
     /// R32: the log does not wait for the host's space: it is written already.
     LogDoesNotWait,
     /// ATTACH-B1: attached data is read from the device, be it there or not.
@@ -125,7 +127,7 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// All of them, in the order of the rules.
-    pub const ALL: [Sabotage; 48] = [
+    pub const ALL: [Sabotage; 49] = [
         Sabotage::JoinFirst,
         Sabotage::CutInTheMiddle,
         Sabotage::WholeFrameRecovery,
@@ -170,6 +172,7 @@ impl Sabotage {
         Sabotage::ForgetLateChanges,
         Sabotage::GrantUnloaded,
         Sabotage::ForgetFragments,
+        Sabotage::RestWithEdits,
         Sabotage::LogDoesNotWait,
         Sabotage::ReadBeforeWritten,
         Sabotage::KeepOverwritten,

@@ -1,14 +1,14 @@
-//! The open tables of a pool, and the root of them all.
+//! The tables of a pool, and the root of them all.
 //!
 //! The table of tables has one partition, whose descriptor lies nowhere in a table: it is a field
 //! of each batch and of the uberblock (rule R5).
 //!
-//! There are a few tables for each snapshot, and most of them are at rest: settled, with no edits.
-//! A search for work skips those (`busy`).
+//! There is a table for each snapshot at least, and most of them have no edits. A search for work
+//! skips those (`busy`), and those that are not used take little memory (`opened`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use copyhold_format::node::PartitionDescriptor;
 use copyhold_memory::MemoryOwner;
@@ -18,12 +18,13 @@ use copyhold_types::{Key, NodePtr, TableId, Txg};
 
 use crate::busy::Busy;
 use crate::loads::patiently;
+use crate::opened::{OpenTable, Opened, Place, TableFigures};
 use crate::{Pool, PoolError};
 
 #[derive(Debug)]
 pub(crate) struct Tables {
     limits: Limits,
-    open: RwLock<BTreeMap<TableId, Open>, of::Tables>,
+    opened: RwLock<Opened, of::Tables>,
     busy: Mutex<Busy, of::BusyTables>,
     root: Mutex<Vec<u8>, of::TablesRoot>,
     /// The owner of tables without another.
@@ -32,118 +33,145 @@ pub(crate) struct Tables {
     looks: AtomicU64,
 }
 
-#[derive(Debug)]
-struct Open {
-    table: Arc<Table>,
-    /// It is filed as one that has edits.
-    is_busy: AtomicBool,
-}
-
-impl Open {
-    fn at_rest(table: Arc<Table>) -> Open {
-        Open { table, is_busy: AtomicBool::new(false) }
-    }
-}
-
 impl Tables {
-    /// `root`: the encoded descriptor of the table of tables.
+    /// `root`: the encoded descriptor of the table of tables. All tables rest that may.
     pub(crate) fn new(
+        mut opened: Opened,
         limits: Limits,
         root: Vec<u8>,
         shared: MemoryOwner,
         tables: impl IntoIterator<Item = Arc<Table>>,
     ) -> Tables {
-        let open: BTreeMap<TableId, Open> =
-            tables.into_iter().map(|table| (table.id(), Open::at_rest(table))).collect();
-        let tables = Tables {
+        let mut busy = Busy::default();
+        for table in tables {
+            let (id, pin) = (table.id(), table.pin());
+            table.set_owner(&shared);
+            pin.into_iter().for_each(|pin| busy.begin(id, pin));
+            table.under().into_iter().for_each(|under| busy.laid_over(id, under.id()));
+            opened.add_at_rest(table);
+            let open = opened.get(id).and_then(Place::open);
+            open.into_iter().for_each(|open| open.is_busy.store(pin.is_some(), Ordering::SeqCst));
+        }
+        Tables {
             limits,
-            open: RwLock::new(open),
-            busy: Mutex::default(),
+            opened: RwLock::new(opened),
+            busy: Mutex::new(busy),
             root: Mutex::new(root),
             shared,
             looks: AtomicU64::new(0),
-        };
-        for open in tables.open.read().values() {
-            tables.own(&open.table);
-            open.table.pin().into_iter().for_each(|pin| tables.note_edit(open, pin));
-            tables.note_under(&open.table);
         }
-        tables
     }
 
     /// The table, which is empty if nothing was ever put in it.
     pub(crate) fn get(&self, id: TableId) -> Arc<Table> {
-        if let Some(open) = self.open.read().get(&id) {
-            return open.table.clone();
+        if let Some(open) = self.opened.read().get(id).and_then(Place::open) {
+            return open.used().clone();
         }
-        let new = || {
-            let table = Table::new(id, self.limits);
-            self.own(&table);
-            Open::at_rest(Arc::new(table))
-        };
-        self.open.write().entry(id).or_insert_with(new).table.clone()
+        let mut opened = self.opened.write();
+        if let Some(table) = opened.open(id) {
+            return table;
+        }
+        let table = Arc::new(Table::new(id, self.limits));
+        table.set_owner(&self.shared);
+        opened.add(table.clone());
+        table
     }
 
     /// The table, if it exists.
     pub(crate) fn find(&self, id: TableId) -> Option<Arc<Table>> {
-        self.open.read().get(&id).map(|open| open.table.clone())
+        {
+            let opened = self.opened.read();
+            if let Some(open) = opened.get(id)?.open() {
+                return Some(open.used().clone());
+            }
+        }
+        self.opened.write().open(id)
+    }
+
+    fn find_all(&self, ids: impl IntoIterator<Item = TableId>) -> Vec<Arc<Table>> {
+        ids.into_iter().filter_map(|id| self.find(id)).collect()
     }
 
     /// The greatest number of a table.
     pub(crate) fn newest(&self) -> Option<TableId> {
-        self.open.read().last_key_value().map(|(id, _)| *id)
+        self.opened.read().newest()
     }
 
     /// While the transaction of `txg` is being applied; returns the addition to the edits in
     /// memory.
     pub(crate) fn apply(&self, txg: Txg, id: TableId, key: Key, edit: Edit) -> Weight {
-        if let Some(open) = self.open.read().get(&id) {
-            let more = open.table.apply_weighed(txg, key, edit);
+        if let Some(open) = self.opened.read().get(id).and_then(Place::open) {
+            let more = open.used().apply_weighed(txg, key, edit);
             self.note_edit(open, txg);
             return more;
         }
-        drop(self.get(id));
+        // It does not rest as long as this refers to it.
+        let _opened = self.get(id);
         self.apply(txg, id, key, edit)
     }
 
-    fn own(&self, table: &Table) {
-        table.set_owner(&self.shared);
-    }
-
     pub(crate) fn insert(&self, table: Table) {
-        self.own(&table);
-        let mut open = self.open.write();
-        let id = table.id();
+        table.set_owner(&self.shared);
+        let mut opened = self.opened.write();
         let table = Arc::new(table);
-        let before = open.insert(id, Open::at_rest(table.clone()));
-        assert!(before.is_none_or(|before| before.table.is_settled()), "a table is made once");
+        let before = opened.add(table.clone());
+        assert!(before.is_none_or(|before| before.is_settled()), "a table is made once");
         self.note_under(&table);
     }
 
     /// The table, which may have had edits.
     pub(crate) fn remove(&self, id: TableId) -> Option<Arc<Table>> {
-        let mut open = self.open.write();
-        let gone = open.remove(&id)?.table;
+        let mut opened = self.opened.write();
+        let gone = opened.remove(id)?;
         let mut busy = self.busy.lock();
         busy.gone(id);
         gone.under().into_iter().for_each(|under| busy.lifted(id, under.id()));
         Some(gone)
     }
 
+    /// All of them, opened.
     pub(crate) fn all(&self) -> Vec<Arc<Table>> {
-        self.open.read().values().map(|open| open.table.clone()).collect()
+        let ids: Vec<TableId> = self.opened.read().ids().collect();
+        self.find_all(ids)
+    }
+
+    /// Those that may have edits or layers.
+    pub(crate) fn to_settle(&self) -> Vec<Arc<Table>> {
+        let ids: Vec<TableId> = self.opened.read().ids_to_settle().collect();
+        self.find_all(ids)
     }
 
     /// Of all tables together.
     pub(crate) fn weight(&self) -> Weight {
-        self.open.read().values().map(|open| open.table.weight()).sum()
+        self.opened.read().open_ones().map(|open| open.table.weight()).sum()
+    }
+
+    pub(crate) fn figures(&self) -> TableFigures {
+        self.opened.read().figures()
+    }
+
+    /// Bytes of the table's edits in memory, and the table under it.
+    pub(crate) fn unflushed(&self, id: TableId) -> (usize, Option<Arc<Table>>) {
+        let opened = self.opened.read();
+        opened.get(id).map_or((0, None), |place| (place.unflushed_bytes(), place.under()))
+    }
+
+    /// Makes `owner` the owner of a table, and of the tables under it, up to the first that has
+    /// another owner than the shared one.
+    pub(crate) fn pass_on(&self, id: TableId, owner: &MemoryOwner) {
+        let mut opened = self.opened.write();
+        let mut next = Some(id);
+        while let Some(place) = next.and_then(|id| opened.get_mut(id)) {
+            let is_new = place.pass_on(&self.shared, owner);
+            next = place.under().filter(|_| is_new).map(|under| under.id());
+        }
     }
 
     /// Those that have edits; some may have had them a moment ago.
     pub(crate) fn with_edits(&self) -> Vec<Arc<Table>> {
-        let open = self.open.read();
+        let opened = self.opened.read();
         let busy = self.busy.lock();
-        let found = busy.with_edits().filter_map(|id| open.get(&id));
+        let found = busy.with_edits().filter_map(|id| opened.get(id)?.open());
         let tables: Vec<Arc<Table>> = found.map(|open| open.table.clone()).collect();
         self.looks.fetch_add(tables.len() as u64, Ordering::Relaxed);
         tables
@@ -151,12 +179,12 @@ impl Tables {
 
     /// The oldest txg of an edit that is in memory only.
     pub(crate) fn oldest_pin(&self) -> Option<Txg> {
-        let open = self.open.read();
+        let opened = self.opened.read();
         let mut busy = self.busy.lock();
         loop {
             let (txg, id) = busy.oldest()?;
             self.looks.fetch_add(1, Ordering::Relaxed);
-            let pin = open.get(&id).and_then(|open| {
+            let pin = opened.get(id).and_then(Place::open).and_then(|open| {
                 // First this, then the look: an edit that the look misses sees it, and files it.
                 open.is_busy.store(false, Ordering::SeqCst);
                 let pin = open.table.pin();
@@ -205,10 +233,8 @@ impl Tables {
 
     /// At most `most` of the tables over a table.
     pub(crate) fn over(&self, id: TableId, most: usize) -> Vec<Arc<Table>> {
-        let open = self.open.read();
-        let busy = self.busy.lock();
-        let over = busy.over(id).filter_map(|id| open.get(&id)).take(most);
-        let over: Vec<Arc<Table>> = over.map(|open| open.table.clone()).collect();
+        let ids: Vec<TableId> = self.busy.lock().over(id).take(most).collect();
+        let over = self.find_all(ids);
         self.looks.fetch_add(over.len() as u64, Ordering::Relaxed);
         over
     }
@@ -220,29 +246,31 @@ impl Tables {
 
     pub(crate) fn take_deep(&self) -> Vec<Arc<Table>> {
         let ids = self.busy.lock().take_deep();
-        ids.into_iter().filter_map(|id| self.find(id)).collect()
+        self.find_all(ids)
     }
 
     // -- invariants -----------------------------------------------------------
 
-    /// Asserts BUSY-B1 and BUSY-B2, in debug builds; to be called where no transaction is being
-    /// applied.
+    /// Asserts BUSY-B1 and BUSY-B2, and the invariants of `opened`, in debug builds; to be called
+    /// where no transaction is being applied.
     pub(crate) fn check(&self) {
         if cfg!(debug_assertions) {
-            let open = self.open.read();
+            let opened = self.opened.read();
+            opened.check();
             let busy = self.busy.lock();
-            for table in open.values().map(|open| &open.table) {
-                let id = table.id();
+            for id in opened.ids() {
+                let place = opened.get(id).expect("it is one of them");
+                let pin = place.open().and_then(|open| open.table.pin());
                 let is_filed = |pin| busy.filed(id).is_some_and(|txg| txg <= pin);
-                assert!(table.pin().is_none_or(is_filed), "BUSY-B1: table {id} is forgotten");
-                if let Some(under) = table.under() {
+                assert!(pin.is_none_or(is_filed), "BUSY-B1: table {id} is forgotten");
+                if let Some(under) = place.under() {
                     assert!(busy.over(under.id()).any(|over| over == id), "BUSY-B2: table {id}");
                 }
             }
         }
     }
 
-    fn note_edit(&self, open: &Open, txg: Txg) {
+    fn note_edit(&self, open: &OpenTable, txg: Txg) {
         if !open.is_busy.swap(true, Ordering::SeqCst) {
             self.busy.lock().begin(open.table.id(), txg);
         }
@@ -265,8 +293,27 @@ impl Tables {
     }
 }
 
+/// How many tables there are, how many of them are open, and the memory that they take beside
+/// their edits. The cost does not depend on their number.
+pub fn table_figures(pool: &Pool) -> TableFigures {
+    pool.tables.figures()
+}
+
+/// Bytes of the edits of a table that are in memory only, and the table under it. A table at rest
+/// is not opened.
+pub fn unflushed(pool: &Pool, table: TableId) -> (usize, Option<Arc<Table>>) {
+    pool.tables.unflushed(table)
+}
+
+/// Makes `owner` the owner of a table's memory, if it is the shared one's, and so on with the
+/// tables under it. Tables at rest are not opened.
+pub fn own_table(pool: &Pool, table: TableId, owner: &MemoryOwner) {
+    pool.tables.pass_on(table, owner);
+}
+
 impl Pool {
-    /// Every table that has ever had an item, in order, the table of tables first.
+    /// Every table that has ever had an item, in order, the table of tables first; for walks over
+    /// all, since all of them are opened.
     pub fn tables(&self) -> Vec<Arc<Table>> {
         self.tables.all()
     }
@@ -328,17 +375,23 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
-    fn tables() -> Tables {
-        let table = |id| Arc::new(Table::new(TableId(id), Limits::default()));
+    const LIMITS: Limits = Limits { leaf_bytes: 4096, partition_leaves: 4, read_ahead: 1 };
+
+    /// With tables 20 and 21.
+    fn opening(open_max: usize) -> Tables {
+        let table = |id| Arc::new(Table::new(TableId(id), LIMITS));
         let shared = copyhold_memory::Memory::default().shared().clone();
-        Tables::new(Limits::default(), Vec::new(), shared, [table(20), table(21)])
+        let opened = Opened::new(LIMITS, open_max);
+        Tables::new(opened, LIMITS, Vec::new(), shared, [table(20), table(21)])
     }
 
     #[test]
     fn what_looks_for_work_sees_tables_with_edits() {
-        let tables = tables();
+        let tables = opening(9);
         let seen =
             |tables: &Tables| tables.with_edits().iter().map(|t| t.id().0).collect::<Vec<_>>();
         assert_eq!((seen(&tables), tables.all().len()), (vec![], 2));
@@ -353,7 +406,7 @@ mod tests {
 
     #[test]
     fn a_table_with_a_settled_one_under_it_is_ripe_to_take_that_over() {
-        let tables = tables();
+        let tables = opening(9);
         tables.apply(Txg::FIRST, TableId(21), Key::MIN, Edit::Delete);
         tables.insert(Table::over(&tables.get(TableId(21)), TableId(23)));
         assert_eq!(tables.under(), [TableId(21)].into());
@@ -366,5 +419,184 @@ mod tests {
         assert!(tables.take_ripe().is_some());
         tables.remove(TableId(23));
         assert!(over(9).is_empty());
+    }
+
+    #[test]
+    fn tables_that_are_not_used_rest_and_one_that_is_used_often_stays_open() {
+        let tables = opening(8);
+        assert_eq!(tables.figures().open, 0, "no table is open before its first use");
+        let is_open = |id| {
+            let opened = tables.opened.read();
+            opened.get(TableId(id)).is_some_and(|place| place.open().is_some())
+        };
+        for id in 100..1000 {
+            drop((tables.get(TableId(id)), tables.get(TableId(21))));
+            assert!(is_open(21), "it is used all the time");
+        }
+        let TableFigures { tables: all, open, .. } = tables.figures();
+        assert_eq!((all, is_open(100)), (902, false));
+        assert!(open <= 8 + 1, "{open} are open");
+        assert!(tables.figures().bytes < 902 * 90, "{:?}", tables.figures());
+        tables.check();
+    }
+
+    #[test]
+    fn edits_that_recovery_brought_back_are_found_though_all_else_rests() {
+        let tables = opening(0);
+        tables.apply(Txg::FIRST, TableId(20), Key::MIN, Edit::Delete);
+        let found = [20, 21].map(|id| tables.remove(TableId(id)).unwrap());
+        let (opened, shared) = (Opened::new(LIMITS, 0), tables.shared.clone());
+        let again = Tables::new(opened, LIMITS, Vec::new(), shared, found);
+        again.check();
+        assert_eq!(again.oldest_pin(), Some(Txg::FIRST));
+        assert_eq!((again.figures().open, again.weight().edits), (1, 1));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Apply(u64, u64),
+        Get(u64),
+        /// The edits of a table leave memory, as by a flush.
+        Settle(u64),
+        /// A table is made over another one.
+        Fork(u64),
+        /// The tables over a settled one take it over.
+        HandOver,
+        Remove(u64),
+        /// A reader uses a table for a while.
+        Read(u64),
+        EndRead(usize),
+        Own(u64),
+        Commit,
+    }
+
+    fn ops() -> impl Strategy<Value = Op> {
+        let id = || 20..32_u64;
+        prop_oneof![
+            6 => (id(), 0..50_u64).prop_map(|(id, key)| Op::Apply(id, key)),
+            6 => id().prop_map(Op::Get),
+            4 => id().prop_map(Op::Settle),
+            2 => id().prop_map(Op::Fork),
+            2 => Just(Op::HandOver),
+            1 => id().prop_map(Op::Remove),
+            1 => id().prop_map(Op::Read),
+            2 => any::<usize>().prop_map(Op::EndRead),
+            1 => id().prop_map(Op::Own),
+            3 => Just(Op::Commit),
+        ]
+    }
+
+    /// Tables, and the changes of them that other parts of a pool make.
+    struct World {
+        tables: Tables,
+        owner: MemoryOwner,
+        readers: Vec<Arc<Table>>,
+        txg: Txg,
+        next: u64,
+    }
+
+    impl World {
+        fn new(open_max: usize) -> World {
+            let owner = copyhold_memory::Memory::default().add_owner();
+            let (tables, readers) = (opening(open_max), Vec::new());
+            World { tables, owner, readers, txg: Txg::FIRST, next: 40 }
+        }
+
+        /// A table may be forked, or take edits, as long as no other lies over it.
+        fn top(&self, id: u64) -> Option<TableId> {
+            Some(TableId(id)).filter(|id| !self.tables.is_under(*id))
+        }
+
+        fn run(&mut self, op: &Op) -> Option<()> {
+            match *op {
+                Op::Apply(id, key) => {
+                    let key = Key { offset: key, ..Key::MIN };
+                    self.tables.apply(self.txg, self.top(id)?, key, Edit::put(&[1]));
+                }
+                Op::Get(id) => drop(self.tables.get(TableId(id))),
+                Op::Settle(id) => {
+                    let table = self.tables.find(TableId(id))?;
+                    let before = table.weight();
+                    let left = table.retire_again();
+                    table.reinstate();
+                    assert_eq!(before.edits, left.edits);
+                    self.tables.flushed(table.id());
+                }
+                Op::Fork(id) => {
+                    let parent = self.tables.find(self.top(id)?)?;
+                    for make in [Table::over, Table::snapshot] {
+                        self.tables.insert(make(&parent, TableId(self.next)));
+                        self.next += 1;
+                    }
+                    if parent.fork_point().id() != parent.id() {
+                        self.tables.remove(parent.id());
+                    }
+                }
+                Op::HandOver => {
+                    let under = self.tables.take_ripe()?;
+                    if !under.stand_still() {
+                        return None;
+                    }
+                    for child in self.tables.over(under.id(), usize::MAX) {
+                        drop(child.adopt());
+                        self.tables.adopted(child.id(), under.id());
+                    }
+                    self.tables.remove(under.id());
+                }
+                Op::Remove(id) => drop(self.tables.remove(self.top(id)?)),
+                Op::Read(id) => self.readers.push(self.tables.find(TableId(id))?),
+                Op::EndRead(at) if !self.readers.is_empty() => {
+                    drop(self.readers.swap_remove(at % self.readers.len()));
+                }
+                Op::EndRead(_) => {}
+                Op::Own(id) => self.tables.pass_on(TableId(id), &self.owner),
+                Op::Commit => self.txg = self.txg.next(),
+            }
+            None
+        }
+
+        /// What no use of a table shows.
+        fn summary(&self) -> String {
+            self.tables.check();
+            let tables = &self.tables;
+            let busy: Vec<u64> = tables
+                .with_edits()
+                .iter()
+                .filter(|table| table.pin().is_some())
+                .map(|table| table.id().0)
+                .collect();
+            let all = (tables.newest(), tables.weight(), tables.oldest_pin(), tables.under());
+            format!("{busy:?} {all:?}")
+        }
+
+        fn view(&self, id: TableId) -> String {
+            let unflushed = self.tables.unflushed(id);
+            let unflushed = (unflushed.0, unflushed.1.map(|under| under.id()));
+            let table = self.tables.find(id);
+            let table = table.map(|table| {
+                let is_owned = table.owner().as_ref() == Some(&self.owner);
+                (table.stats(), table.descriptors(), is_owned)
+            });
+            format!("{unflushed:?} {table:?}")
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn tables_are_the_same_whether_they_rest_or_not(
+            ops in prop::collection::vec(ops(), 1..120),
+            open_max in 0..4_usize,
+        ) {
+            let (mut resting, mut open) = (World::new(open_max), World::new(usize::MAX));
+            for op in &ops {
+                resting.run(op);
+                open.run(op);
+                prop_assert_eq!(resting.summary(), open.summary(), "after {:?}", op);
+            }
+            for id in 0..open.next {
+                let id = TableId(id);
+                prop_assert_eq!(resting.view(id), open.view(id), "table {}", id);
+            }
+        }
     }
 }

@@ -88,7 +88,8 @@ pub(crate) fn pinning(pool: &Pool, aim: Aim, memory: bool) -> Vec<Pinning> {
     let broken = pool.flusher.broken.lock().clone();
     let forked = pool.tables.under();
     let mut units = Vec::new();
-    let tables = if aim == Aim::Settle { pool.tables.all() } else { pool.tables.with_edits() };
+    let tables =
+        if aim == Aim::Settle { pool.tables.to_settle() } else { pool.tables.with_edits() };
     for table in tables {
         if table.under().is_some() {
             continue;

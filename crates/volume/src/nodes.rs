@@ -10,7 +10,7 @@ use std::future::ready;
 use std::sync::Arc;
 
 use copyhold_format::item::Content;
-use copyhold_pool::{Edit, NodeTurnover, Pool, Tenancy, Transaction, free_node};
+use copyhold_pool::{Edit, NodeTurnover, Pool, Tenancy, Transaction, free_node, unflushed};
 use copyhold_runtime::BoxFuture;
 use copyhold_types::{EpochId, Key, NodePtr, Pointer, SubvolId, TableId, Txg};
 
@@ -142,8 +142,13 @@ pub(crate) fn unflushed_of(
     settled: &BTreeSet<TableId>,
 ) -> u64 {
     let Some(leaf) = family.leaf(subvol) else { return 0 };
-    let (mut at, mut epoch) = (Some(pool.table(leaf.table)), Some(leaf));
-    let mut bytes = 0;
+    let above = |of: &Epoch| {
+        let parent = of.parent.and_then(|parent| family.get(parent));
+        parent.filter(|of| of.subvol == subvol)
+    };
+    let (files, mut at) = unflushed(pool, leaf.table);
+    let mut bytes = if settled.contains(&leaf.table) { 0 } else { files as u64 };
+    let mut epoch = above(leaf);
     while let (Some(table), Some(of)) = (at, epoch) {
         // Sealed epochs that are handed over have no table any more.
         if table.id() == of.table {
@@ -153,7 +158,7 @@ pub(crate) fn unflushed_of(
         } else {
             at = Some(table);
         }
-        epoch = of.parent.and_then(|parent| family.get(parent)).filter(|of| of.subvol == subvol);
+        epoch = above(of);
     }
     bytes
 }

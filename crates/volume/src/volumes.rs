@@ -24,7 +24,9 @@ use copyhold_format::item::{
     SubvolState, subvol_key,
 };
 use copyhold_memory::{Memory, MemoryOwner};
-use copyhold_pool::{Credit, EDITS_PER_RELEASE, Pool, RELEASE_EDIT_BYTES, Tier, Transaction};
+use copyhold_pool::{
+    Credit, EDITS_PER_RELEASE, Pool, RELEASE_EDIT_BYTES, Tier, Transaction, own_table,
+};
 use copyhold_runtime::FifoMutex;
 use copyhold_sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, of};
 use copyhold_types::{EpochId, Key, SubvolId, TableId, Txg};
@@ -401,16 +403,10 @@ impl VolumesState {
 /// Makes each subvolume the owner of the memory of the table that it has its files in, and of the
 /// tables under that one that a snapshot has frozen, as far as no other subvolume is.
 fn assign_owners(pool: &Pool, subvols: &[Arc<Subvol>]) {
-    let shared = pool.memory().shared().clone();
     let by_table: BTreeMap<TableId, &Arc<Subvol>> =
         subvols.iter().map(|subvol| (subvol.files(), subvol)).collect();
-    for table in pool.tables() {
-        let Some(subvol) = by_table.get(&table.id()) else { continue };
-        let mut next = Some(table);
-        while let Some(table) = next.filter(|table| table.owner().as_ref() == Some(&shared)) {
-            table.set_owner(subvol.owner());
-            next = table.under();
-        }
+    for (table, subvol) in by_table {
+        own_table(pool, table, subvol.owner());
     }
 }
 

@@ -182,7 +182,7 @@ impl World {
 fn open(rt: &Arc<SeededRuntime>, disk: &Arc<SimDevice>) -> Arc<Pool> {
     let options = OpenOptions {
         tenants: true,
-        limits: Limits { delta_bytes: 96 << 10, ..Limits::default() },
+        limits: Limits { delta_bytes: 96 << 10, open_tables: 1, ..Limits::default() },
         ..OpenOptions::default()
     };
     let device: DynDevice = disk.clone();

@@ -52,6 +52,8 @@ impl Shape {
             space_log: !plan.stock,
             node_cache_bytes: dice.pick(&[0, 16 << 10, 64 << 20]),
             clean_data_bytes: 0,
+            // Tables rest and are opened all the time.
+            open_tables: (id % 4) as usize,
             maps_bytes: if few_maps { FEW_MAPS } else { 64 << 20 },
             run_max,
             prefer_deltas: id % 2 == 1,

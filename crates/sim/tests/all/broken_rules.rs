@@ -190,6 +190,11 @@ fn recording_that_a_map_could_not_be_read_is_noticed() {
     is_noticed(Sabotage::QuarantineOnError, Weather::MapUnreadable);
 }
 
+#[test]
+fn rest_r1_a_table_that_rests_with_edits_is_noticed() {
+    is_noticed(Sabotage::RestWithEdits, None);
+}
+
 #[track_caller]
 fn is_noticed_with_few_maps(rule: Sabotage) {
     let plan = Plan { few_maps: true, modes: Some(false), ..Plan::new(Level::Pool, 1) };

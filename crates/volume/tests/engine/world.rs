@@ -90,8 +90,12 @@ pub(crate) struct World {
 }
 
 fn open(rt: &Arc<SeededRuntime>, disk: &Arc<SimDevice>, config: Config) -> Arc<Volumes> {
-    let limits =
-        Limits { delta_bytes: 160 << 10, node_cache_bytes: config.cache, ..Limits::default() };
+    let limits = Limits {
+        delta_bytes: 160 << 10,
+        node_cache_bytes: config.cache,
+        open_tables: 1,
+        ..Limits::default()
+    };
     let options = OpenOptions { tenants: true, limits, ..OpenOptions::default() };
     let device: DynDevice = disk.clone();
     rt.block_on(async {
