@@ -3,6 +3,7 @@
 //! Views use code that verifies as little as possible: `labels` needs no pool that opens,
 //! `log` needs a label and an uberblock, the others a pool that can be opened read-only.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use copyhold_device::pi::Format;
@@ -116,9 +117,10 @@ pub(crate) fn tables(pool: &Path) -> Result<Value, Failure> {
     let pool = machine.open_to_read(pool)?;
     let mut partitions = Vec::new();
     for table in pool.tables() {
-        let stats = table.stats();
+        let stats: BTreeMap<_, _> =
+            table.stats().into_iter().map(|stats| (stats.id, stats)).collect();
         for (id, descriptor) in table.descriptors() {
-            let unflushed = stats.iter().find(|stats| stats.id == id);
+            let unflushed = stats.get(&id);
             partitions.push(json!({
                 "table": table.id().0,
                 "partition": id,
