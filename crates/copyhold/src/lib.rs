@@ -55,7 +55,7 @@ pub use copyhold_fuse::mount::{
     DetachedMount, Mount, MountError, MountOptions as KernelOptions, OptionError,
 };
 pub use copyhold_fuse::{SessionError, Transport};
-pub use copyhold_memory::{AvailableMemory, Shares, SharesError};
+pub use copyhold_memory::{AvailableMemory, PoolSize, Shares, SharesError};
 pub use copyhold_pool::{GrowProblem, Grown, Limits, NewSize, PoolError};
 pub use copyhold_runtime::executors::{Config as ExecutorsConfig, Executors, ReactorKind};
 pub use copyhold_serve::{Options as ServingOptions, ServeError};

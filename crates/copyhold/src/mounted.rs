@@ -170,8 +170,8 @@ fn open(
     let serving = options.serving.clone().of_mount(&kernel);
     let mode = if serving.read_only { OpenMode::ReadOnly } else { OpenMode::ReadWrite };
     let device = open_device(executors, &path, mode)?;
-    let blocks = device.geometry().blocks;
-    let shares = Shares::of(options.memory, options.delta, blocks, budget::machine())?;
+    let size = executors.block_on(budget::pool_size(&device))?;
+    let shares = Shares::of(options.memory, options.delta, size, budget::machine())?;
     let opened = copyhold_serve::open(executors, &path, device, shares, &serving)?;
     let (executors, opened) = (executors.clone(), Some(opened));
     Ok(Mounting { path, executors, opened, shares, kernel, serving })

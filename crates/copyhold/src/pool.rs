@@ -101,8 +101,8 @@ impl Pool {
             ..Default::default()
         };
         if memory.is_some() {
-            let blocks = device.geometry().blocks;
-            let shares = Shares::of(memory, None, blocks, budget::machine())?;
+            let size = executors.block_on(budget::pool_size(&device))?;
+            let shares = Shares::of(memory, None, size, budget::machine())?;
             budget::limit_pool(&shares, data_cache, &mut limits);
             budget::limit_files(&shares, NamesLimit::default(), &mut settings);
         }

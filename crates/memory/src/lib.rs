@@ -63,6 +63,8 @@ pub use reclaim::{Lists, Reclaimed, reclaim};
 pub use rings::{AsIs, Entry, Evicted, Kind as RingKind, Rings};
 pub use scan::{Arm, Carry, Look, Pass, Scan};
 pub use scarce::{Admission, Parts, Scarce};
-pub use shares::{AvailableMemory, INODE_BYTES, LOOKUP_BYTES, NAME_BYTES, Shares, SharesError};
+pub use shares::{
+    AvailableMemory, INODE_BYTES, LOOKUP_BYTES, NAME_BYTES, PoolSize, Shares, SharesError,
+};
 pub use stall::{Stall, stalled};
 pub use walk::{Cause, OwnerLists};

@@ -48,6 +48,14 @@ pub struct AvailableMemory {
     pub group: Option<u64>,
 }
 
+/// The size of a pool, as far as memory depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolSize {
+    pub blocks: u64,
+    /// Of each metaslab.
+    pub metaslab_blocks: u64,
+}
+
 /// The bytes of each share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares {
@@ -83,22 +91,22 @@ impl Shares {
     pub fn of(
         budget: Option<u64>,
         delta: Option<u64>,
-        pool_blocks: u64,
+        pool: PoolSize,
         machine: AvailableMemory,
     ) -> Result<Shares, SharesError> {
-        let of = |blocks| Shares::of_size(budget, delta, blocks, machine);
-        let shares = of(pool_blocks)?;
-        Ok(Shares { blocks_max: largest(pool_blocks, |blocks| of(blocks).is_ok()), ..shares })
+        let of = |blocks| Shares::of_size(budget, delta, PoolSize { blocks, ..pool }, machine);
+        let shares = of(pool.blocks)?;
+        Ok(Shares { blocks_max: largest(pool.blocks, |blocks| of(blocks).is_ok()), ..shares })
     }
 
     fn of_size(
         budget: Option<u64>,
         delta: Option<u64>,
-        pool_blocks: u64,
+        pool: PoolSize,
         machine: AvailableMemory,
     ) -> Result<Shares, SharesError> {
-        let all = maps(pool_blocks);
-        let fixed = PROCESS + metaslabs(pool_blocks);
+        let all = maps(pool.blocks);
+        let fixed = PROCESS + metaslabs(pool);
         let least = (fixed + all.min(MAPS_MIN) + REST_MIN) * 100 / USABLE;
         let (budget, tight_group) = match budget {
             Some(budget) => (budget, None),
@@ -198,14 +206,14 @@ fn largest(least: u64, fits: impl Fn(u64) -> bool) -> u64 {
     fitting
 }
 
-/// 2 KiB for each metaslab of a large pool, whether its map is in memory or not: half of it is for
-/// the places of deltas.
-fn metaslabs(pool_blocks: u64) -> u64 {
-    pool_blocks / 2048
+/// 1 KiB for each metaslab, whether its map is in memory or not, and up to as much for the places of
+/// deltas, which a large metaslab has more of. A pool that has grown keeps the size of its metaslabs,
+/// so it may have a hundred times as many as its size needs.
+fn metaslabs(PoolSize { blocks, metaslab_blocks }: PoolSize) -> u64 {
+    (blocks.div_ceil(metaslab_blocks) << 10) + blocks / 4096
 }
 
-/// All maps: two bits for each block, and a little for each MiB. Of a pool with more metaslabs than
-/// its size needs they take more, some hundred bytes for each, which no share has.
+/// All maps: two bits for each block, and a little for each MiB.
 fn maps(pool_blocks: u64) -> u64 {
     pool_blocks / 4 + pool_blocks / 32
 }
@@ -228,7 +236,13 @@ fn usual(AvailableMemory { memory, group }: AvailableMemory) -> u64 {
 mod tests {
     use super::*;
 
-    const POOL: u64 = (100 << 30) / BLOCK_BYTES as u64;
+    const POOL: PoolSize = usual_pool((100 << 30) / BLOCK_BYTES as u64);
+
+    /// With about as many metaslabs as `create` makes.
+    const fn usual_pool(blocks: u64) -> PoolSize {
+        let metaslab_blocks = if blocks < 1 << 28 { 1 << 18 } else { 1 << 22 };
+        PoolSize { blocks, metaslab_blocks }
+    }
 
     const MACHINE: AvailableMemory = AvailableMemory { memory: 8192 * MIB, group: None };
 
@@ -253,7 +267,7 @@ mod tests {
     fn nobody_has_more_than_there_is() {
         for mib in [128, 200, 256, 512, 1024, 3072, 4096, 65_536, u64::MAX / MIB] {
             let shares = of(mib * MIB, None).unwrap();
-            let maps = maps(POOL).min(shares.maps);
+            let maps = maps(POOL.blocks).min(shares.maps);
             let rest = total(shares) + PROCESS + metaslabs(POOL) + maps;
             assert!(rest <= mib * MIB / 100 * USABLE, "{mib}: {shares:?}");
             assert!(shares.nodes >= mib * MIB / 20, "{mib}: {shares:?}");
@@ -313,17 +327,31 @@ mod tests {
     fn the_largest_pool_of_a_budget_fits_and_no_larger_one() {
         for (mib, delta) in [(128, None), (256, Some(20 * MIB))] {
             let most = of(mib * MIB, delta).unwrap().blocks_max;
-            let of = |blocks| Shares::of(Some(mib * MIB), delta, blocks, MACHINE);
+            let of = |blocks| {
+                Shares::of(Some(mib * MIB), delta, PoolSize { blocks, ..POOL }, MACHINE)
+            };
             assert!(of(most).is_ok() && of(most + 1).is_err(), "{mib}: {most}");
         }
         let by_default = Shares::of(None, None, POOL, MACHINE).unwrap();
         assert_eq!(by_default.blocks_max, BlockAddr::MAX_BLOCK);
     }
 
+    /// A pool of 64 MiB has metaslabs of 16 MiB, and keeps them when it grows.
+    #[test]
+    fn a_pool_does_not_grow_to_more_metaslabs_than_the_budget_has_memory_for() {
+        let small = PoolSize { blocks: 64 << 8, metaslab_blocks: 16 << 8 };
+        let most = |mib: u64| {
+            let shares = Shares::of(Some(mib * MIB), None, small, MACHINE).unwrap();
+            shares.blocks_max.div_ceil(small.metaslab_blocks)
+        };
+        let (few, many) = (most(128), most(1024));
+        assert!(few << 10 < 24 * MIB && (8 * MIB..1024 * MIB).contains(&(many << 10)), "{few}");
+    }
+
     #[test]
     fn a_large_pool_needs_hardly_more_than_a_small_one() {
         let blocks = (100 << 40) / BLOCK_BYTES as u64;
-        let shares = Shares::of(Some(256 * MIB), None, blocks, MACHINE).unwrap();
+        let shares = Shares::of(Some(256 * MIB), None, usual_pool(blocks), MACHINE).unwrap();
         assert_eq!(shares.maps, 16 * MIB);
         let small = of(256 * MIB, None).unwrap();
         assert_eq!(small.maps, 16 * MIB);
@@ -333,7 +361,8 @@ mod tests {
     #[test]
     fn by_default_it_fits_any_pool() {
         for tib in [0, 1, 100] {
-            assert!(Shares::of(None, None, (tib << 40) / BLOCK_BYTES as u64, MACHINE).is_ok());
+            let pool = usual_pool((tib << 40) / BLOCK_BYTES as u64);
+            assert!(Shares::of(None, None, pool, MACHINE).is_ok());
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use copyhold_fs::{DataCache, Options};
 use copyhold_fuse::protocol::Settings;
-use copyhold_memory::{AvailableMemory, Shares};
-use copyhold_pool::Limits;
+use copyhold_device::DynDevice;
+use copyhold_memory::{AvailableMemory, PoolSize, Shares};
+use copyhold_pool::{Limits, PoolError, find_labels};
 
 use crate::{NamesLimit, cgroup};
 
@@ -12,6 +13,15 @@ pub fn machine() -> AvailableMemory {
     let info = rustix::system::sysinfo();
     let memory = info.totalram as u64 * u64::from(info.mem_unit);
     AvailableMemory { memory, group: cgroup::memory_limit() }
+}
+
+/// The size of the pool on a device, by its label.
+///
+/// # Errors
+/// No label can be read.
+pub async fn pool_size(device: &DynDevice) -> Result<PoolSize, PoolError> {
+    let metaslab_blocks = find_labels(device).await?.label.metaslab_blocks;
+    Ok(PoolSize { blocks: device.geometry().blocks, metaslab_blocks })
 }
 
 pub(crate) fn limit_kernel(shares: &Shares, settings: &mut Settings) {

@@ -99,7 +99,7 @@ impl fmt::Display for NamesLimit {
 
 #[cfg(test)]
 mod tests {
-    use copyhold_memory::Shares;
+    use copyhold_memory::{PoolSize, Shares};
 
     use super::*;
 
@@ -133,7 +133,8 @@ mod tests {
     fn the_daemons_memory_bounds_the_names_that_the_default_allows() {
         let limits = [1, 4, 8, 24, 64, 256].map(|gib: u64| {
             let machine = AvailableMemory { memory: gib << 30, group: None };
-            let shares = Shares::of(None, None, 100 << 18, machine).expect("the default suits");
+            let pool = PoolSize { blocks: 100 << 18, metaslab_blocks: 1 << 18 };
+            let shares = Shares::of(None, None, pool, machine).expect("the default suits");
             [NamesLimit::default().entries(machine), shares.names_max()].map(|names| names / 1000)
         });
         let expected =

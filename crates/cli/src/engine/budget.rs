@@ -37,15 +37,16 @@ pub(super) fn warning(shares: &Shares) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use copyhold::PoolSize;
     use copyhold_serve::budget::machine;
 
     use super::*;
 
-    const POOL: u64 = (100 << 30) / 4096;
+    const POOL: PoolSize = PoolSize { blocks: 100 << 18, metaslab_blocks: 1 << 18 };
 
-    fn shares(budget: Option<Size>, delta: Option<Size>, blocks: u64) -> Result<Shares, Failure> {
+    fn shares(budget: Option<Size>, delta: Option<Size>, pool: PoolSize) -> Result<Shares, Failure> {
         let bytes = |size: Option<Size>| size.map(|size| size.0);
-        Shares::of(bytes(budget), bytes(delta), blocks, machine()).map_err(refusal)
+        Shares::of(bytes(budget), bytes(delta), pool, machine()).map_err(refusal)
     }
 
     /// The number behind `what` in a message, the second time that it is there.
