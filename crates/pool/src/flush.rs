@@ -193,6 +193,7 @@ pub(crate) async fn run(pool: Weak<Pool>) {
         strong.flusher.urged.store(false, Relaxed);
         loads::keep_stock(&strong).await;
         maps::begin_retries(&strong);
+        strong.tables.trim();
         let flushed = match rest.begins(strong.admission.asked(), rt.now()) {
             true => strong.flush_promised(rest.asked).await,
             false => strong.flush_by_policy().await,

@@ -3,11 +3,14 @@
 //! Problem.  A pool has a table for each snapshot, and most are not used for a long time. Each one
 //!           that is open takes memory; a scan of all of them for idle ones would take time.
 //! Idea.     Open tables stand in a line. An addition, while more than enough are open, looks at
-//!           the first few of the line: a table that was used since the last look, or may not rest
-//!           (REST-R1), goes to the end of the line; another one rests. So an opening costs the
-//!           same with few tables and with many.
+//!           the first few of the line until two rest: a table that was used since the last look,
+//!           or may not rest (REST-R1), goes to the end of the line. So an opening costs the same
+//!           with few tables and with many. Tables that may not rest can be more than enough by
+//!           themselves; then about one in eight of the open ones may rest. A walk holds all
+//!           tables, so none rests meanwhile: the flusher looks on behind it.
 //!
-//! OPENED-O1  Each open table is in the line. An id in the line may be of a table that is gone.
+//! OPENED-O1  Each open table is in the line once. Other entries of the line are of tables that
+//!            are gone or at rest; a look drops them.
 //! OPENED-O2  A table changes between open and at rest only while its map is locked exclusively; so
 //!            a table that is found open under the shared lock stays open until that ends.
 //! OPENED-O3  `resting_bytes` is the sum over the tables at rest.
@@ -20,8 +23,13 @@ use copyhold_memory::MemoryOwner;
 use copyhold_table::{Limits, RestingTable, Table};
 use copyhold_types::TableId;
 
-/// Tables of the line that one addition looks at.
-const LOOKS: usize = 2;
+/// Tables of the line that one addition looks at, at most.
+const LOOKS: usize = 16;
+/// Tables that rest at one addition, at most: more than one, so that those beyond enough become
+/// fewer again when all of one addition's looks were in vain.
+const RESTS: usize = 2;
+/// The looks of the flusher, each time.
+const TRIMMED: usize = 256;
 /// A map that grows has nodes that are half to two thirds full, and one that is collected at once
 /// has full ones.
 const ENTRY_BYTES: usize = (size_of::<TableId>() + size_of::<Place>()) * 4 / 3;
@@ -37,11 +45,15 @@ pub struct TableFigures {
     pub bytes: u64,
 }
 
+/// Tells the entry of an open table from former entries of the same id.
+type Ticket = u32;
+
 #[derive(Debug)]
 pub(crate) struct Opened {
     limits: Limits,
     places: BTreeMap<TableId, Place>,
-    line: VecDeque<TableId>,
+    line: VecDeque<(TableId, Ticket)>,
+    tickets: Ticket,
     open: usize,
     open_max: usize,
     resting_bytes: usize,
@@ -62,11 +74,13 @@ pub(crate) struct OpenTable {
     pub(crate) is_busy: AtomicBool,
     /// Since the last look.
     was_used: AtomicBool,
+    ticket: Ticket,
 }
 
 impl OpenTable {
-    fn new(table: Arc<Table>) -> OpenTable {
-        OpenTable { table, is_busy: AtomicBool::new(false), was_used: AtomicBool::new(false) }
+    fn new(table: Arc<Table>, ticket: Ticket) -> OpenTable {
+        let (is_busy, was_used) = (AtomicBool::new(false), AtomicBool::new(false));
+        OpenTable { table, is_busy, was_used, ticket }
     }
 
     /// The table, for a use of it.
@@ -125,11 +139,11 @@ impl Place {
 }
 
 impl Opened {
-    /// At most `open_max` tables stay open that may rest, beside those used most recently.
+    /// So many tables are enough.
     pub(crate) fn new(limits: Limits, open_max: usize) -> Opened {
-        let (places, line) = (BTreeMap::new(), VecDeque::new());
+        let (places, line, tickets) = (BTreeMap::new(), VecDeque::new(), 0);
         let (open, resting_bytes, forgets_edits) = (0, 0, false);
-        Opened { limits, places, line, open, open_max, resting_bytes, forgets_edits }
+        Opened { limits, places, line, tickets, open, open_max, resting_bytes, forgets_edits }
     }
 
     pub(crate) fn get(&self, id: TableId) -> Option<&Place> {
@@ -171,7 +185,7 @@ impl Opened {
     pub(crate) fn add(&mut self, table: Arc<Table>) -> Option<Arc<Table>> {
         let before = self.remove(table.id());
         self.put_open(table);
-        self.look_at_line();
+        self.look_at_line(LOOKS);
         before
     }
 
@@ -182,7 +196,7 @@ impl Opened {
         }
         let table = self.remove(id)?;
         self.put_open(table.clone());
-        self.look_at_line();
+        self.look_at_line(LOOKS);
         Some(table)
     }
 
@@ -202,22 +216,37 @@ impl Opened {
 
     fn put_open(&mut self, table: Arc<Table>) {
         let id = table.id();
-        self.line.push_back(id);
+        self.tickets = self.tickets.wrapping_add(1);
+        self.line.push_back((id, self.tickets));
         self.open += 1;
-        let before = self.places.insert(id, Place::Open(OpenTable::new(table)));
+        let open = Place::Open(OpenTable::new(table, self.tickets));
+        let before = self.places.insert(id, open);
         debug_assert!(before.is_none(), "OPENED-O3: table {id} was removed");
     }
 
-    /// Looks at the first tables of the line, if more than enough are open.
-    fn look_at_line(&mut self) {
-        for _ in 0..LOOKS {
-            if self.line.len() <= self.open_max {
-                return;
-            }
-            let Some(id) = self.line.pop_front() else { return };
-            let Some(open) = self.places.get(&id).and_then(Place::open) else { continue };
-            if open.was_used.swap(false, Ordering::Relaxed) || !self.rest(id) {
-                self.line.push_back(id);
+    /// Whether more than enough are open.
+    pub(crate) fn is_over(&self) -> bool {
+        self.open > self.open_max
+    }
+
+    /// Looks on: a walk may have left many open.
+    pub(crate) fn trim(&mut self) {
+        (0..TRIMMED).for_each(|_| self.look_at_line(1));
+    }
+
+    /// Looks at the first tables of the line until two rest, if more than enough are open, and
+    /// drops entries of tables that are not open any more.
+    fn look_at_line(&mut self, looks: usize) {
+        let (mut left, mut rested) = (looks, 0);
+        while left > 0 && rested < RESTS && (self.is_over() || self.line.len() > 2 * self.open + LOOKS) {
+            let Some((id, ticket)) = self.line.pop_front() else { return };
+            let place = self.places.get(&id).and_then(Place::open);
+            let Some(open) = place.filter(|open| open.ticket == ticket) else { continue };
+            left -= 1;
+            if self.is_over() && !open.was_used.swap(false, Ordering::Relaxed) && self.rest(id) {
+                rested += 1;
+            } else {
+                self.line.push_back((id, ticket));
             }
         }
     }
@@ -240,6 +269,11 @@ impl Opened {
         true
     }
 
+    #[cfg(test)]
+    pub(crate) fn entries(&self) -> usize {
+        self.line.len()
+    }
+
     pub(crate) fn figures(&self) -> TableFigures {
         let (tables, open) = (self.places.len(), self.open);
         let bytes = tables * ENTRY_BYTES + open * OPEN_BYTES + self.resting_bytes;
@@ -248,12 +282,13 @@ impl Opened {
 
     /// Asserts OPENED-O1 and OPENED-O3.
     pub(crate) fn check(&self) {
-        let line: std::collections::BTreeSet<TableId> = self.line.iter().copied().collect();
+        let line: std::collections::BTreeSet<_> = self.line.iter().copied().collect();
+        assert_eq!(line.len(), self.line.len(), "OPENED-O1");
         let (mut open, mut bytes) = (0, 0);
         for (id, place) in &self.places {
             match place {
-                Place::Open(_) => {
-                    assert!(line.contains(id), "OPENED-O1: table {id}");
+                Place::Open(table) => {
+                    assert!(line.contains(&(*id, table.ticket)), "OPENED-O1: table {id}");
                     open += 1;
                 }
                 Place::Rest(resting) => bytes += resting.bytes(),

@@ -146,6 +146,13 @@ impl Tables {
         self.opened.read().open_ones().map(|open| open.table.weight()).sum()
     }
 
+    /// Lets tables rest that are open beyond enough.
+    pub(crate) fn trim(&self) {
+        if self.opened.read().is_over() {
+            self.opened.write().trim();
+        }
+    }
+
     pub(crate) fn figures(&self) -> TableFigures {
         self.opened.read().figures()
     }
@@ -437,6 +444,45 @@ mod tests {
         assert_eq!((all, is_open(100)), (902, false));
         assert!(open <= 8 + 1, "{open} are open");
         assert!(tables.figures().bytes < 902 * 90, "{:?}", tables.figures());
+        tables.check();
+    }
+
+    /// OPENED-O1: tables that may not rest leave the others places by those that rest.
+    #[test]
+    fn tables_that_may_not_rest_keep_few_others_open() {
+        let tables = opening(8);
+        for id in 100..200 {
+            tables.apply(Txg::FIRST, TableId(id), Key::MIN, Edit::Delete);
+        }
+        for id in 1000..6000 {
+            drop((tables.get(TableId(id)), tables.get(TableId(id))));
+        }
+        let open = tables.figures().open;
+        assert!((100..140).contains(&open), "{open} are open");
+        tables.check();
+    }
+
+    #[test]
+    fn tables_rest_again_behind_a_walk_over_all() {
+        let tables = opening(8);
+        (100..1100).for_each(|id| drop(tables.get(TableId(id))));
+        drop(tables.all());
+        assert_eq!(tables.figures().open, 1002);
+        (0..10).for_each(|_| tables.trim());
+        assert_eq!(tables.figures().open, 8);
+        tables.check();
+    }
+
+    #[test]
+    fn tables_that_come_and_go_leave_nothing_and_let_no_other_one_rest() {
+        let tables = opening(200);
+        (0..100).for_each(|id| drop(tables.get(TableId(1000 + id))));
+        for id in 2000..9000 {
+            tables.insert(Table::new(TableId(id), LIMITS));
+            tables.remove(TableId(id));
+        }
+        assert_eq!((tables.figures().open, tables.figures().tables), (100, 102));
+        assert!(tables.opened.read().entries() < 300);
         tables.check();
     }
 

@@ -205,7 +205,8 @@ impl Table {
     /// usage of the edits that leave memory: those that newer ones of the same key replace.
     pub fn abort(&self, job: FlushJob) -> Weight {
         let partitions = self.read_partitions();
-        let index = partitions.index_starting(job.start).expect("a flush keeps its partition");
+        let start = job.start;
+        let index = partitions.index_starting(start).expect("a flush keeps its partition");
         let mut state = partitions.get(index).state.lock();
         let before = state.weight();
         let frozen = state.frozen.take().expect("PART-P2: the job froze it");
@@ -213,6 +214,8 @@ impl Table {
         drop(job);
         let frozen = Arc::try_unwrap(frozen).unwrap_or_else(|shared| Delta::clone(&shared));
         state.delta.merge_under(frozen);
+        // A sweep that is at its beginning is none: the next flush begins one.
+        state.sweep = state.sweep.filter(|sweep| sweep.resume > start);
         let settled = before - state.weight();
         drop(state);
         partitions.charged(Weight::default() - settled);
