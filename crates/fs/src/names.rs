@@ -415,20 +415,20 @@ impl AbsentNames {
     /// Those of at most `most` tenants behind `after`. Each costs a look into each shard.
     pub fn figures_behind(&self, after: SubvolId, most: usize) -> Vec<NameFigures> {
         let page = (Bound::Excluded(after), Bound::Unbounded);
-        let one = |(subvol, tenant): (&SubvolId, &Tenant)| (*subvol, tenant.slot);
+        let one =
+            |(subvol, tenant): (&SubvolId, &Tenant)| (*subvol, tenant.slot, tenant.cells.clone());
         let page: Vec<_> = self.tenants.lock().range(page).take(most).map(one).collect();
         let mut live = vec![[0; 2]; page.len()];
         for shard in &self.shards {
             let mut shard = shard.0.lock();
-            for ((subvol, slot), sum) in page.iter().zip(&mut live) {
+            for ((subvol, slot, _), sum) in page.iter().zip(&mut live) {
                 let [all, hot] = shard.publish(*subvol, *slot);
                 *sum = [sum[0] + all as u64, sum[1] + hot as u64];
             }
         }
-        let tenants = self.tenants.lock();
-        let rows = page.iter().zip(live).filter_map(|((subvol, _), [live, hot])| {
-            let counts = tenants.get(subvol)?.cells.read();
-            Some(NameFigures { subvol: *subvol, live, hot, counts })
+        // A tenant that has ended meanwhile has its row, so that a page is as long as it was asked.
+        let rows = page.into_iter().zip(live).map(|((subvol, _, cells), [live, hot])| {
+            NameFigures { subvol, live, hot, counts: cells.read() }
         });
         rows.collect()
     }

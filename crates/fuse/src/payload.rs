@@ -11,8 +11,10 @@
 //! PAYLOAD-M1  When more than a bound waits, readers pause: requests that they have not read take
 //!             no memory here. A pause has an end, for an operation that waits may need the next
 //!             request: the kernel writes pages back before it drops them.
-//! PAYLOAD-M2  The buffer of a request that waits counts as long as the request has it. Data that
-//!             was taken, or released because it is elsewhere in memory by then, does not.
+//! PAYLOAD-M2  The buffer of a request that waits counts as long as the request has it, also when
+//!             the operation took it ([`Payload::take`]): it may wait with it before it does
+//!             anything. It counts until the operation says that the data is elsewhere in memory,
+//!             and counts there ([`Payload::release`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -83,16 +85,15 @@ impl Payload {
     pub fn take(&mut self) -> Buf {
         let whole = self.is_whole();
         let len = std::mem::take(&mut self.len);
-        let taken = match &mut self.source {
+        match &mut self.source {
             Source::Own(buf) if whole => std::mem::replace(buf, Buf::zeroed(0)),
             Source::Own(buf) => Buf::from_bytes(&buf[..len]),
             Source::Lent(lease) => Buf::from_bytes(&lease.payload()[..len]),
-        };
-        self.show();
-        taken
+        }
     }
 
-    /// Frees the buffer of data that is elsewhere in memory, before a wait. Nothing is left here.
+    /// Ends the count of data that is elsewhere in memory, and frees its buffer unless it was taken.
+    /// Nothing is left here.
     pub fn release(&mut self) {
         self.len = 0;
         if let Source::Own(buf) = &mut self.source {

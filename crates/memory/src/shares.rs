@@ -327,9 +327,8 @@ mod tests {
     fn the_largest_pool_of_a_budget_fits_and_no_larger_one() {
         for (mib, delta) in [(128, None), (256, Some(20 * MIB))] {
             let most = of(mib * MIB, delta).unwrap().blocks_max;
-            let of = |blocks| {
-                Shares::of(Some(mib * MIB), delta, PoolSize { blocks, ..POOL }, MACHINE)
-            };
+            let of =
+                |blocks| Shares::of(Some(mib * MIB), delta, PoolSize { blocks, ..POOL }, MACHINE);
             assert!(of(most).is_ok() && of(most + 1).is_err(), "{mib}: {most}");
         }
         let by_default = Shares::of(None, None, POOL, MACHINE).unwrap();

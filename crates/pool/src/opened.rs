@@ -238,7 +238,10 @@ impl Opened {
     /// drops entries of tables that are not open any more.
     fn look_at_line(&mut self, looks: usize) {
         let (mut left, mut rested) = (looks, 0);
-        while left > 0 && rested < RESTS && (self.is_over() || self.line.len() > 2 * self.open + LOOKS) {
+        while left > 0
+            && rested < RESTS
+            && (self.is_over() || self.line.len() > 2 * self.open + LOOKS)
+        {
             let Some((id, ticket)) = self.line.pop_front() else { return };
             let place = self.places.get(&id).and_then(Place::open);
             let Some(open) = place.filter(|open| open.ticket == ticket) else { continue };

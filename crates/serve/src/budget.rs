@@ -1,8 +1,8 @@
 //! The daemon's budget of memory ([`Shares`]), put into the options of each layer.
 
+use copyhold_device::DynDevice;
 use copyhold_fs::{DataCache, Options};
 use copyhold_fuse::protocol::Settings;
-use copyhold_device::DynDevice;
 use copyhold_memory::{AvailableMemory, PoolSize, Shares};
 use copyhold_pool::{Limits, PoolError, find_labels};
 

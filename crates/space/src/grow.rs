@@ -13,8 +13,8 @@
 //!               The reserve takes no more than these: a growth leaves each tenant the space that
 //!               it had.
 //! GROWSPACE-G3  In a metaslab that is set aside the new blocks count as allocated, as all others.
-//! GROWSPACE-G4  A set has a metaslab, and a walk over the set meets it, only behind its entry in
-//!               the list of all.
+//! GROWSPACE-G4  A set or the geometry leads to a metaslab only behind its entry in the list of
+//!               all.
 
 use copyhold_types::{BlockAddr, Run};
 
@@ -42,19 +42,19 @@ impl Space {
     pub fn grow(&self, blocks: u64, usable: &[(u64, u64)]) {
         let shared = &self.shared;
         let before = shared.geometry.last().expect("a pool has a device");
-        shared.geometry.grow_last(blocks); // GROWSPACE-G1
         let layout = MetaslabLayout { blocks, ..before };
         self.lengthen_last(&before, &layout);
+        let had = shared.metaslabs.iter().count();
         let metaslab = |index| {
             let (id, blocks) =
                 (MetaslabId { device: layout.device, index }, layout.blocks_of(index));
-            let number = shared.geometry.index_of(id).expect("GROWSPACE-G1");
+            let number = had + (index - before.metaslabs()) as usize;
             let place = (layout.first_block(index), blocks);
             let state = MetaslabState::unused(blocks, &shared.config);
             Metaslab::new(id, number, place, &shared.sets, state)
         };
-        let had = shared.metaslabs.iter().count();
         shared.metaslabs.append((before.metaslabs()..layout.metaslabs()).map(metaslab).collect());
+        shared.geometry.grow_last(blocks); // GROWSPACE-G1, G4
         let new = shared.metaslabs.iter().enumerate().skip(had);
         new.for_each(|(number, metaslab)| shared.publish(number, &metaslab.lock())); // GROWSPACE-G4
         let mut added = Added::default();

@@ -44,7 +44,11 @@ mod tests {
 
     const POOL: PoolSize = PoolSize { blocks: 100 << 18, metaslab_blocks: 1 << 18 };
 
-    fn shares(budget: Option<Size>, delta: Option<Size>, pool: PoolSize) -> Result<Shares, Failure> {
+    fn shares(
+        budget: Option<Size>,
+        delta: Option<Size>,
+        pool: PoolSize,
+    ) -> Result<Shares, Failure> {
         let bytes = |size: Option<Size>| size.map(|size| size.0);
         Shares::of(bytes(budget), bytes(delta), pool, machine()).map_err(refusal)
     }

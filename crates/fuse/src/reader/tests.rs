@@ -30,7 +30,8 @@ struct Counting {
     waker: OnceLock<Waker>,
 }
 
-/// Offsets of writes that wait: with their data, without it, and without it behind a first wait.
+/// Offsets of writes that wait: with their data, with data that they took, and without it, at once
+/// or behind a first wait.
 const KEEPS: u64 = 0;
 const TAKES: u64 = 1;
 const RELEASES: u64 = 2;
@@ -72,8 +73,8 @@ impl Operations for Counting {
         }
         match write.offset {
             KEEPS => {}
-            RELEASES => data.release(),
-            _ => drop(data.take()),
+            TAKES => drop(data.take()),
+            _ => data.release(),
         }
         let wait = std::future::poll_fn(|cx| {
             self.waker.get_or_init(|| cx.waker().clone());
@@ -306,7 +307,8 @@ fn a_write_that_waits_counts_for_its_data_as_long_as_it_has_it() {
     };
     let charged = waits(KEEPS, BYTES)();
     assert!(charged > 0);
-    for offset in [TAKES, RELEASES, LATER] {
+    assert_eq!(waits(TAKES, BYTES)(), charged, "it may wait with them");
+    for offset in [RELEASES, LATER] {
         let of_request = waits(offset, 0);
         while offset == LATER && of_request() > charged {
             std::thread::yield_now();

@@ -59,6 +59,8 @@ impl Adapter {
             false => WriteData::Bytes(data.bytes()),
         };
         let written = write_paced(&self.fs, node, write.offset, input, flags).await;
+        // The data counts as dirty by now, or was refused (PAYLOAD-M2).
+        data.release();
         // TURN-Q2.
         drop(turn);
         if was_privileged {
@@ -66,10 +68,6 @@ impl Adapter {
         }
         if is_direct {
             self.pages.written(&self.fs, self.notifier.get(), node, range).await;
-        }
-        // The data counts as dirty by now (PAYLOAD-M2).
-        if written.as_ref().is_ok_and(Paced::waits) {
-            data.release();
         }
         let written = paced(written).await.map(|bytes| bytes as u32);
         // THROTTLE-T3.

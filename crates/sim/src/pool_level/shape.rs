@@ -54,6 +54,7 @@ impl Shape {
             clean_data_bytes: 0,
             // Tables rest and are opened all the time.
             open_tables: (id % 4) as usize,
+            log_bytes: u64::MAX,
             maps_bytes: if few_maps { FEW_MAPS } else { 64 << 20 },
             run_max,
             prefer_deltas: id % 2 == 1,
