@@ -18,7 +18,7 @@ pub(crate) enum RunnerError {
     #[error("{}: {message}", file.display())]
     Runfile { file: PathBuf, message: String },
     #[error("{}:{line}: {message}", file.display())]
-    Known { file: PathBuf, line: usize, message: String },
+    Line { file: PathBuf, line: usize, message: String },
     #[error("'{0}' is no list of tags; use NAME,NAME or a part of them such as 2/3")]
     Tags(String),
     #[error("no runfile and no directory of the suite has the test {0}")]

@@ -45,7 +45,7 @@ impl Known {
             let text = text.split('#').next().unwrap_or_default().trim();
             if !text.is_empty() {
                 let wrong =
-                    |message| RunnerError::Known { file: PathBuf::from(file), line, message };
+                    |message| RunnerError::Line { file: PathBuf::from(file), line, message };
                 known.add(text, groups).map_err(wrong)?;
             }
         }

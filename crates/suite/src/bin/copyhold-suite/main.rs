@@ -7,7 +7,7 @@
 //!           chooses groups by tags, runs each script in a directory of its own, ends it at its
 //!           limit with all that it started, and reports in the form that the runner of OpenZFS
 //!           has, so tools for that one read it.
-//! Order.    `runfile` (and `list`) parses; `plan` finds scripts; `select` chooses and shuffles;
+//! Order.    `runfile` (`list`, `outline`) parses; `plan` finds scripts; `select` chooses and shuffles;
 //!           `run` plays a group; `execute` (`capture`, `descent`, `account`, `clock`) runs one
 //!           script; `verdict` judges its end; `known` compares with known failures; `results`
 //!           (`console`, `junit`) reports.
@@ -26,6 +26,7 @@ mod execute;
 mod junit;
 mod known;
 mod list;
+mod outline;
 mod plan;
 mod results;
 mod run;

@@ -10,8 +10,9 @@
 //! RUNFILE-F2  An option of a section replaces that of DEFAULT; an empty value disables it.
 //! RUNFILE-F3  No two sections have the same name, in one file or in several.
 //! RUNFILE-F4  Paths of tests stay below the directory of the suite.
+//! RUNFILE-F5  No option is twice in one section of a file.
 //!
-//! `plan.rs` finds the files that sections name, `select.rs` chooses among them.
+//! `outline.rs` finds lines for F3, F5 and the messages; `plan.rs` finds the files that sections name, `select.rs` chooses among them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,6 +23,7 @@ use configparser::ini::{Ini, IniDefault};
 
 use crate::error::{On, RunnerError};
 use crate::list;
+use crate::outline::{self, Entry};
 
 const DEFAULT: &str = "DEFAULT";
 /// Seconds for a script, unless the runfile sets them.
@@ -93,30 +95,40 @@ impl Runfile {
         let mut files = Vec::new();
         let mut names = BTreeSet::new();
         for &(file, text) in texts {
-            let wrong = |message| RunnerError::Runfile { file: file.to_owned(), message };
-            for name in headers(text) {
-                if name != DEFAULT && !names.insert(name) {
-                    return Err(wrong(format!("[{name}] is there twice; use [{name}:IDENTIFIER]")));
-                }
-            }
-            let sections = ini().read(text.to_owned()).map_err(wrong)?;
-            files.push((file, sections));
+            let entries = outline::entries(text, DEFAULT);
+            refuse_repeats(&entries, &mut names).map_err(|(line, message)| RunnerError::Line {
+                file: file.to_owned(),
+                line,
+                message,
+            })?;
+            let sections = ini().read(text.to_owned());
+            let sections = sections
+                .map_err(|message| RunnerError::Runfile { file: file.to_owned(), message })?;
+            files.push((file, entries, sections));
         }
         let mut runfile = Runfile::default();
-        for (file, sections) in &files {
+        for (file, entries, sections) in &files {
             for (key, value) in sections.get(DEFAULT).into_iter().flatten() {
                 runfile.defaults.set(key, value.as_deref()).map_err(|message| {
-                    RunnerError::Runfile { file: file.to_path_buf(), message }
+                    let line = outline::line(entries, DEFAULT, Some(key));
+                    RunnerError::Line { file: file.to_path_buf(), line, message }
                 })?;
             }
         }
-        for (file, sections) in files {
-            for (name, options) in sections.into_iter().filter(|(name, _)| name != DEFAULT) {
-                let section = Section::of(&name, options, &runfile.defaults);
-                runfile.sections.push(section.map_err(|message| RunnerError::Runfile {
-                    file: file.to_owned(),
+        for (file, entries, sections) in &files {
+            for (name, options) in sections.iter().filter(|(name, _)| *name != DEFAULT) {
+                let wrong = |key: Option<&str>, message: String| RunnerError::Line {
+                    file: file.to_path_buf(),
+                    line: outline::line(entries, name, key),
                     message: format!("[{name}]: {message}"),
-                })?);
+                };
+                let section = Section::new(name, &runfile.defaults);
+                let mut section = section.map_err(|message| wrong(None, message))?;
+                for (key, value) in options {
+                    let set = section.set(key, value.as_deref());
+                    set.map_err(|message| wrong(Some(key), message))?;
+                }
+                runfile.sections.push(section);
             }
         }
         Ok(runfile)
@@ -124,28 +136,21 @@ impl Runfile {
 }
 
 impl Section {
-    fn of(
-        name: &str,
-        settings: impl IntoIterator<Item = (String, Option<String>)>,
-        defaults: &Options,
-    ) -> Result<Section, String> {
+    fn new(name: &str, defaults: &Options) -> Result<Section, String> {
         let (path, identifier) = match name.split_once(':') {
             Some((path, identifier)) => (path, Some(identifier.to_owned())),
             None => (name, None),
         };
-        let mut section = Section {
-            path: stays_below(path)?.to_owned(),
-            identifier,
-            tests: None,
-            options: defaults.clone(),
-        };
-        for (key, value) in settings {
-            match (key.as_str(), value) {
-                ("tests", Some(value)) => section.tests = Some(tests(&value)?),
-                (key, value) => section.options.set(key, value.as_deref())?,
-            }
+        let path = stays_below(path)?.to_owned();
+        Ok(Section { path, identifier, tests: None, options: defaults.clone() })
+    }
+
+    fn set(&mut self, key: &str, value: Option<&str>) -> Result<(), String> {
+        match (key, value) {
+            ("tests", Some(value)) => self.tests = Some(tests(value)?),
+            (key, value) => self.options.set(key, value)?,
         }
-        Ok(section)
+        Ok(())
     }
 }
 
@@ -182,9 +187,25 @@ fn ini() -> Ini {
     Ini::new_from_defaults(rules)
 }
 
-/// The parser joins sections of one name, so names are compared here.
-fn headers(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().filter_map(|line| line.strip_prefix('[')?.trim_end().strip_suffix(']'))
+/// RUNFILE-F3 and RUNFILE-F5, for one file; `names` are the sections of all. The error has its line.
+fn refuse_repeats<'a>(
+    entries: &[Entry<'a>],
+    names: &mut BTreeSet<&'a str>,
+) -> Result<(), (usize, String)> {
+    let mut options = BTreeSet::new();
+    for &Entry { line, section, key } in entries {
+        let message = match key {
+            None if section != DEFAULT && !names.insert(section) => {
+                format!("[{section}] is there twice; use [{section}:IDENTIFIER]")
+            }
+            Some(key) if !options.insert((section, key)) => {
+                format!("[{section}]: '{key}' is there twice")
+            }
+            _ => continue,
+        };
+        return Err((line, message));
+    }
+    Ok(())
 }
 
 fn tests(value: &str) -> Result<Vec<String>, String> {
@@ -288,27 +309,30 @@ quiet = True
             assert_eq!(section.options.user, "root");
         }
         let twice = Runfile::parse(&[(Path::new("one"), own), (Path::new("two"), own)]);
-        let says = "two: [b] is there twice; use [b:IDENTIFIER]";
+        let says = "two:3: [b] is there twice; use [b:IDENTIFIER]";
         assert_eq!(twice.unwrap_err().to_string(), says);
     }
 
     #[test]
     fn bad_runfiles_are_refused_with_the_reason() {
         for (text, says) in [
-            ("[a]\ntests = ['x']\ncolour = red\n", "a.run: [a]: 'colour' is no option"),
-            ("[DEFAULT]\ntime = 5\n", "a.run: 'time' is no option of a runfile"),
+            ("[a]\ntests = ['x']\ncolour = red\n", "a.run:3: [a]: 'colour' is no option"),
+            ("[DEFAULT]\ntime = 5\n", "a.run:2: 'time' is no option of a runfile"),
             ("[DEFAULT]\ntests = ['x']\n", "tests are those of a section"),
             ("colour = red\n", "'colour' is no option"),
-            ("[a]\ntests = x\n", "[a]: tests: 'x' is no list"),
+            ("[a]\ntests = x\n", "a.run:2: [a]: tests: 'x' is no list"),
             ("[a]\ntests = ['../x']\n", "'../x' leaves the suite"),
-            ("[../a]\ntests = ['x']\n", "'../a' leaves the suite"),
+            ("\n[../a]\ntests = ['x']\n", "a.run:2: [../a]: '../a' leaves the suite"),
             ("[a]\ntests = ['']\n", "a test has no name"),
             ("[a]\ntests\n", "'tests' has no value"),
             ("[a]\ntimeout = soon\n", "timeout: 'soon' is no number of seconds"),
             ("[a]\ntimeout = -1\n", "timeout: '-1' is no number"),
             ("[a]\nquiet = maybe\n", "quiet: 'maybe' is neither"),
             ("[a]\ntags = 'functional'\n", "tags: ''functional'' is no list"),
-            ("[a]\ntests = ['x']\n[a]\ntests = ['y']\n", "[a] is there twice"),
+            ("[a]\ntests = ['x']\n[a]\ntests = ['y']\n", "a.run:3: [a] is there twice"),
+            ("[a]\ntests = ['x']\n [a]\ntests = ['y']\n", "a.run:3: [a] is there twice"),
+            ("[a]\ntests = ['x']\ntests = ['y']\n", "a.run:3: [a]: 'tests' is there twice"),
+            ("[DEFAULT]\nuser=a\n[DEFAULT]\nuser=b\n", "a.run:4: [DEFAULT]: 'user' is there"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(says), "{text}: {error}");
