@@ -147,6 +147,15 @@ fn exit_codes_tell_good_runs_empty_runs_and_bad_input() {
 }
 
 #[test]
+fn a_failsafe_that_cannot_be_started_is_an_error_before_any_test() {
+    let runfile = RUNFILE.replace("[g]", "failsafe = nowhere\n[g]");
+    let (status, stdout, stderr) = Suite::new(&runfile, &SCRIPTS).run(&[]);
+    assert_eq!((status, stdout.as_str()), (Some(255), ""));
+    let says = "the failsafe cannot be started: nowhere: No such file or directory (os error 2)\n";
+    assert!(stderr.ends_with(says), "{stderr}");
+}
+
+#[test]
 fn known_failures_are_no_failures_as_long_as_they_come() {
     let suite = Suite::new(RUNFILE, &SCRIPTS);
     let list = suite.at("known");

@@ -25,7 +25,7 @@ Runfile:
   post = cleanup                runs last, always
   user = root                   also pre_user, post_user
   timeout = 60                  seconds for each script; 0 is no limit
-  failsafe = failsafe           runs after a script that was killed; below the suite
+  failsafe = failsafe           runs after a script that was killed; below the suite; must exist
   outputdir = /var/tmp/results
   quiet = False
   tags = ['functional']

@@ -23,6 +23,8 @@ pub(crate) enum RunnerError {
     Tags(String),
     #[error("no runfile and no directory of the suite has the test {0}")]
     NoSuchTest(String),
+    #[error("the failsafe cannot be started: {0}")]
+    Failsafe(String),
     #[error("no account has the name {0}")]
     NoSuchUser(String),
     #[error("the answer of getent(1) is no account: {0}")]

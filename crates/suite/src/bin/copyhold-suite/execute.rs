@@ -32,7 +32,7 @@ use crate::clock::{Clock, Moment};
 use crate::descent::{self, Process};
 use crate::error::{On, RunnerError};
 use crate::plan::Step;
-use crate::verdict::{End, Verdict};
+use crate::verdict::End;
 
 /// Between two looks at the clock and at the interrupt.
 const SLICE: Duration = Duration::from_secs(1);
@@ -57,6 +57,8 @@ pub(crate) struct Execution {
     pub(crate) took: Duration,
     /// Output with times.
     pub(crate) lines: File,
+    /// Of the failsafe, where the script was ended and has one.
+    pub(crate) failsafe: Option<End>,
 }
 
 /// The machine, as `run.rs` sees it.
@@ -92,10 +94,10 @@ impl Execute for Machine<'_> {
         let directory = job.directory;
         let mut capture = Capture::new(directory).on(directory.display())?;
         let before = descent::running().on("/proc")?;
-        let end = match self.start(job.step, directory) {
+        let (end, failsafe) = match self.start(job.step, directory) {
             Err(reason) => {
                 capture.remark(&reason).on(directory.display())?;
-                End::NotStarted(reason)
+                (End::NotStarted(reason), None)
             }
             Ok(child) => {
                 let attended = self.attend(child, job, begin, &before, &mut capture);
@@ -104,7 +106,7 @@ impl Execute for Machine<'_> {
         };
         let took = self.clock.now().passed.saturating_sub(begin.passed);
         let lines = capture.into_lines().on(directory.display())?;
-        Ok(Execution { end, took, lines })
+        Ok(Execution { end, took, lines, failsafe })
     }
 
     fn begin_group(&mut self) -> Result<(), RunnerError> {
@@ -150,7 +152,7 @@ impl Machine<'_> {
         begin: Moment,
         before: &BTreeSet<Process>,
         capture: &mut Capture,
-    ) -> io::Result<End> {
+    ) -> io::Result<(End, Option<End>)> {
         capture.attach(job.directory, child.stdout.take(), child.stderr.take())?;
         let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
         let deadline = job.timeout.map(|timeout| begin.passed + timeout);
@@ -161,15 +163,19 @@ impl Machine<'_> {
             Watched::Interrupted => capture.remark("interrupted")?,
         }
         let awake = self.clock.now().awake.saturating_sub(begin.awake);
-        if watched != Watched::Ended {
-            self.stop(&process, job, before, capture)?;
-        }
+        let failsafe = match watched {
+            Watched::Ended => None,
+            Watched::TimedOut | Watched::Interrupted => {
+                self.stop(&process, job, before, capture)?
+            }
+        };
         capture.detach()?;
         let status = child.try_wait()?;
-        Ok(match (watched, status) {
+        let end = match (watched, status) {
             (Watched::Ended, Some(status)) => end_of(status),
             _ => End::TimedOut { slept: job.timeout.is_some_and(|timeout| awake < timeout) },
-        })
+        };
+        Ok((end, failsafe))
     }
 
     /// Reads the output of a script until it ends, the deadline passes, or an interrupt comes.
@@ -205,38 +211,39 @@ impl Machine<'_> {
         }
     }
 
-    /// SIGTERM, the failsafe script, SIGKILL.
+    /// SIGTERM, the failsafe script, SIGKILL. Returns the end of the failsafe.
     fn stop(
         &mut self,
         process: &OwnedFd,
         job: &Job<'_>,
         before: &BTreeSet<Process>,
         capture: &mut Capture,
-    ) -> io::Result<()> {
+    ) -> io::Result<Option<End>> {
         send(&started_since(before)?, Signal::TERM)?;
         let deadline = self.clock.now().passed + self.grace;
         self.watch(process, capture, Some(deadline), false)?;
         let left = deadline.saturating_sub(self.clock.now().passed);
         wait_for(&started_since(before)?, left)?;
         let left = started_since(before)?;
-        if let Some(step) = job.failsafe {
-            let verdict = self.run_failsafe(step, job)?;
-            capture.remark(&format!("failsafe: {}", verdict.name()))?;
+        let failsafe = job.failsafe.map(|step| self.run_failsafe(step, job)).transpose()?;
+        if let Some(end) = &failsafe {
+            capture.remark(&format!("failsafe: {}", end.verdict().name()))?;
         }
         let mut kept = descent::running()?;
         kept.retain(|process| !left.contains(process));
         let left = kill_since(&kept)?;
         left.iter().try_for_each(|process| {
             capture.remark(&format!("does not end at SIGKILL: {}", process.description()))
-        })
+        })?;
+        Ok(failsafe)
     }
 
-    fn run_failsafe(&mut self, step: &Step, job: &Job<'_>) -> io::Result<Verdict> {
+    fn run_failsafe(&mut self, step: &Step, job: &Job<'_>) -> io::Result<End> {
         let directory = job.directory.join("failsafe");
         fs::create_dir_all(&directory)?;
         let job =
             Job { step, directory: &directory, failsafe: None, ends_at_interrupt: false, ..*job };
-        Ok(self.execute(&job).map_err(io::Error::other)?.end.verdict())
+        Ok(self.execute(&job).map_err(io::Error::other)?.end)
     }
 }
 

@@ -134,6 +134,9 @@ impl Run<'_> {
             eprintln!("copyhold-suite: no group of the runfiles is selected");
             return Ok(Status::NothingRan);
         }
+        if let Some(problem) = groups.iter().find_map(Group::problem_of_failsafe) {
+            return Err(RunnerError::Failsafe(problem));
+        }
         descent::adopt_orphans().on("orphans")?;
         let own = Account::own()?;
         let place = Place::new(&self.given.directory, PREFIX)?;

@@ -109,6 +109,11 @@ impl Group {
     pub(crate) fn problems(&self) -> Vec<String> {
         self.steps().chain(&self.failsafe).filter_map(Step::problem).collect()
     }
+
+    /// Without its failsafe, a test that is killed leaves mounts to all tests behind it.
+    pub(crate) fn problem_of_failsafe(&self) -> Option<String> {
+        self.failsafe.as_ref().and_then(Step::problem)
+    }
 }
 
 impl Step {

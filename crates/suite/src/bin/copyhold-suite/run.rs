@@ -8,13 +8,14 @@
 //! PLAY-G2  If the setup does not pass, each test of the group is SKIP and none is started.
 //! PLAY-G3  A script whose limit passed while the machine slept runs once more, and is RERAN.
 //! PLAY-G4  Behind a group, no process that it started runs.
+//! PLAY-G5  A failsafe that does not pass is reported: what it had to remove may still be there.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::{On, RunnerError};
-use crate::execute::{Execute, Job};
+use crate::execute::{Execute, Execution, Job};
 use crate::plan::{Group, Step};
 use crate::verdict::{End, Verdict};
 
@@ -100,15 +101,13 @@ impl Player<'_, '_> {
         let mut execution = self.machine.execute(&job)?;
         let is_asleep = execution.end == End::TimedOut { slept: true };
         let reran = is_asleep && !(ends_at_interrupt && self.machine.is_interrupted());
+        self.warn_of_failsafe(step, &execution)?;
         if reran {
             execution = self.machine.execute(&job)?;
+            self.warn_of_failsafe(step, &execution)?;
         }
         let verdict = execution.end.verdict();
-        let reason = match execution.end {
-            End::NotStarted(reason) => Some(reason),
-            End::Signalled(signal) => Some(format!("ended by signal {signal}")),
-            End::Exited(_) | End::TimedOut { .. } => None,
-        };
+        let reason = execution.end.reason();
         self.report.report(Done {
             group: self.group,
             step,
@@ -120,6 +119,20 @@ impl Player<'_, '_> {
             reason,
         })?;
         Ok(verdict)
+    }
+
+    /// PLAY-G5
+    fn warn_of_failsafe(&mut self, step: &Step, execution: &Execution) -> Result<(), RunnerError> {
+        let (Some(failsafe), Some(end)) = (&self.group.failsafe, &execution.failsafe) else {
+            return Ok(());
+        };
+        let verdict = end.verdict();
+        if verdict == Verdict::Pass {
+            return Ok(());
+        }
+        let reason = end.reason().map_or(String::new(), |reason| format!(": {reason}"));
+        let (step, failsafe) = (&step.name, &failsafe.name);
+        self.report.warn(&format!("{step}: its failsafe {failsafe} is {}{reason}", verdict.name()))
     }
 
     fn skip(&mut self, step: &Step) -> Result<(), RunnerError> {

@@ -56,6 +56,15 @@ impl End {
             End::Exited(_) | End::Signalled(_) | End::NotStarted(_) => Verdict::Fail,
         }
     }
+
+    /// For people, where the verdict alone does not say it.
+    pub(crate) fn reason(&self) -> Option<String> {
+        match self {
+            End::NotStarted(reason) => Some(reason.clone()),
+            End::Signalled(signal) => Some(format!("ended by signal {signal}")),
+            End::Exited(_) | End::TimedOut { .. } => None,
+        }
+    }
 }
 
 /// The exit codes of the program.

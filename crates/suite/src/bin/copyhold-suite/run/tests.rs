@@ -10,6 +10,7 @@ struct Script {
     /// The interrupt comes during this call.
     interrupted_by: &'static str,
     left: Vec<String>,
+    failsafe: Option<End>,
 }
 
 impl Script {
@@ -19,18 +20,20 @@ impl Script {
             calls: RefCell::default(),
             interrupted_by: "",
             left: Vec::new(),
+            failsafe: None,
         }
     }
 }
 
 impl Execute for Script {
-    fn execute(&mut self, job: &Job<'_>) -> Result<crate::execute::Execution, RunnerError> {
+    fn execute(&mut self, job: &Job<'_>) -> Result<Execution, RunnerError> {
         assert!(job.directory.is_dir());
         self.calls.borrow_mut().push(job.step.name.clone());
         let is_next = self.ends.front().is_some_and(|(name, _)| *name == job.step.name);
         let end = if is_next { self.ends.pop_front().unwrap().1 } else { End::Exited(0) };
         let lines = tempfile::tempfile().unwrap();
-        Ok(crate::execute::Execution { end, took: Duration::from_secs(1), lines })
+        let failsafe = matches!(end, End::TimedOut { .. }).then(|| self.failsafe.clone()).flatten();
+        Ok(Execution { end, took: Duration::from_secs(1), lines, failsafe })
     }
 
     fn begin_group(&mut self) -> Result<(), RunnerError> {
@@ -71,7 +74,7 @@ fn group() -> Group {
         setup: Some(step("setup")),
         tests: vec![step("a"), step("b")],
         cleanup: Some(step("cleanup")),
-        failsafe: None,
+        failsafe: Some(step("safe")),
         timeout: None,
         quiet: false,
         tags: Vec::new(),
@@ -110,6 +113,21 @@ fn a_killed_test_does_not_keep_the_others_from_running() {
     let mut script = Script::of(&[("a", End::TimedOut { slept: false })]);
     let (_, results) = played(&mut script);
     assert_eq!(results, ["setup PASS", "a KILLED", "b PASS", "cleanup PASS"]);
+}
+
+#[test]
+fn a_failsafe_that_does_not_pass_is_reported() {
+    for (end, says) in [
+        (End::Exited(0), None),
+        (End::Exited(1), Some("a: its failsafe safe is FAIL")),
+        (End::NotStarted("no file".into()), Some("a: its failsafe safe is FAIL: no file")),
+        (End::TimedOut { slept: false }, Some("a: its failsafe safe is KILLED")),
+    ] {
+        let mut script = Script::of(&[("a", End::TimedOut { slept: false })]);
+        script.failsafe = Some(end);
+        let (_, results) = played(&mut script);
+        assert_eq!(results.iter().find(|it| it.starts_with("a: ")).map(String::as_str), says);
+    }
 }
 
 #[test]
