@@ -164,12 +164,24 @@ fn known_failures_are_no_failures_as_long_as_they_come() {
     let (status, stdout, _) = suite.run(&known);
     assert_eq!(status, Some(0), "{stdout}");
     assert!(stdout.ends_with("Known failures:\t2\n"), "{stdout}");
+    let junit = suite.at("junit.xml");
+    let with_junit = [&known[..], &["--json", "--junit", junit.to_str().unwrap()]].concat();
+    suite.run(&with_junit);
+    let text = fs::read_to_string(&junit).unwrap();
+    assert!(text.contains("tests=\"6\" failures=\"0\" skipped=\"3\""), "{text}");
+    assert!(text.contains("<skipped message=\"known: it crashes\"/>"), "{text}");
     let more = "g/bad FAIL it crashes\ng/missing FAIL it is not written\ng/good FAIL it is slow\n";
     fs::write(&list, more).unwrap();
-    let (status, stdout, _) = suite.run(&known);
-    assert_eq!(status, Some(1));
-    let says = "g/good is PASS, but the list of known failures has FAIL (it is slow)\n";
-    assert!(stdout.ends_with(says), "{stdout}");
+    let says = "g/good is PASS, but the list of known failures has FAIL (it is slow)";
+    for options in [&known[..], &[&known[..], &["-q"]].concat(), &with_junit] {
+        let (status, _, stderr) = suite.run(options);
+        assert_eq!(status, Some(1));
+        assert!(stderr.ends_with(&format!("copyhold-suite: {says}\n")), "{stderr}");
+    }
+    let log = fs::read_to_string(suite.at("out/current/log")).unwrap();
+    assert!(log.ends_with(&format!("{says}\n")), "{log}");
+    let text = fs::read_to_string(&junit).unwrap();
+    assert!(text.contains(&format!("<failure message=\"{says}\"/>")), "{text}");
     fs::write(&list, "g/none FAIL for a reason\n").unwrap();
     assert_eq!(suite.run(&known).0, Some(255));
 }

@@ -1,6 +1,8 @@
 //! Results as the XML that servers of continuous integration read (JUnit's).
 //!
 //! JUNIT-J1  Characters that XML cannot have are replaced: a test may print any bytes.
+//! JUNIT-J2  A report has failures if and only if the exit code of the run is 1: a known failure is
+//!           skipped, and a result that contradicts the list of them is a failure.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -19,10 +21,28 @@ pub(crate) struct Case {
     /// Of one iteration; cases of one group are neighbours.
     pub(crate) group: String,
     pub(crate) test: String,
-    pub(crate) verdict: Verdict,
+    pub(crate) outcome: Outcome,
     pub(crate) took: Duration,
     pub(crate) directory: PathBuf,
-    pub(crate) reason: Option<String>,
+}
+
+/// With the message for people.
+pub(crate) enum Outcome {
+    Passed,
+    Skipped(String),
+    Failed(String),
+}
+
+impl Outcome {
+    /// Of a test that no list of known failures names.
+    pub(crate) fn of(verdict: Verdict, reason: Option<&str>) -> Outcome {
+        let message = reason.unwrap_or(verdict.name()).to_owned();
+        match verdict {
+            Verdict::Pass => Outcome::Passed,
+            Verdict::Skip => Outcome::Skipped(message),
+            Verdict::Fail | Verdict::Killed => Outcome::Failed(message),
+        }
+    }
 }
 
 pub(crate) fn write(file: &Path, cases: &[Case]) -> Result<(), RunnerError> {
@@ -57,12 +77,11 @@ fn case(xml: &mut Writer<impl Write>, case: &Case) -> io::Result<()> {
         ("classname", case.group.as_str()),
         ("time", time.as_str()),
     ]);
-    let result = match case.verdict {
-        Verdict::Pass => return element.write_empty().map(drop),
-        Verdict::Skip => "skipped",
-        Verdict::Fail | Verdict::Killed => "failure",
+    let (result, message) = match &case.outcome {
+        Outcome::Passed => return element.write_empty().map(drop),
+        Outcome::Skipped(message) => ("skipped", message),
+        Outcome::Failed(message) => ("failure", message),
     };
-    let message = case.reason.as_deref().unwrap_or(case.verdict.name());
     let message = legal(message);
     let output = legal(&String::from_utf8_lossy(&output_of(&case.directory)?));
     element.write_inner_content(|xml| {
@@ -74,13 +93,13 @@ fn case(xml: &mut Writer<impl Write>, case: &Case) -> io::Result<()> {
 }
 
 fn attributes(cases: &[Case]) -> [(&'static str, String); 4] {
-    let count = |verdicts: &[Verdict]| {
-        cases.iter().filter(|case| verdicts.contains(&case.verdict)).count().to_string()
+    let count = |is_counted: fn(&Outcome) -> bool| {
+        cases.iter().filter(|case| is_counted(&case.outcome)).count().to_string()
     };
     [
         ("tests", cases.len().to_string()),
-        ("failures", count(&[Verdict::Fail, Verdict::Killed])),
-        ("skipped", count(&[Verdict::Skip])),
+        ("failures", count(|outcome| matches!(outcome, Outcome::Failed(_)))),
+        ("skipped", count(|outcome| matches!(outcome, Outcome::Skipped(_)))),
         ("time", seconds(cases.iter().map(|case| case.took).sum())),
     ]
 }
@@ -128,10 +147,9 @@ mod tests {
         let case = |group: &str, test: &str, verdict, reason: Option<&str>| Case {
             group: group.into(),
             test: test.into(),
-            verdict,
+            outcome: Outcome::of(verdict, reason),
             took: Duration::from_millis(1500),
             directory: directory.path().into(),
-            reason: reason.map(str::to_owned),
         };
         let cases = [
             case("mount", "mount/a", Verdict::Pass, None),

@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::clock::stamp;
 use crate::console;
 use crate::error::{On, RunnerError};
-use crate::junit::Case;
+use crate::junit::{Case, Outcome};
 use crate::known::{Judgement, Known};
 use crate::run::{Done, Report};
 use crate::verdict::{Counts, Status, Verdict};
@@ -81,30 +81,35 @@ impl<'a> Results<'a> {
             if self.expected > 0 {
                 text.push_str(&format!("Known failures:\t{}\n", self.expected));
             }
-            for contradiction in &self.contradictions {
-                text.push_str(&format!("\n{contradiction}"));
-            }
-            if !self.contradictions.is_empty() {
-                text.push('\n');
-            }
             self.log.write_all(text.as_bytes()).on(self.directory.display())?;
             if !self.show.json {
                 print(&text)?;
             }
         }
+        for contradiction in std::mem::take(&mut self.contradictions) {
+            self.warn(&contradiction)?;
+        }
         Ok((status, self.cases))
     }
 
-    fn judge(&mut self, done: &Done<'_>) {
-        let test = &done.step.name;
-        match self.known.judge(test, done.verdict) {
-            Judgement::Expected(_) if done.verdict != Verdict::Skip => self.expected += 1,
-            Judgement::Expected(_) | Judgement::Unlisted => {}
-            Judgement::Contradicts { listed, reason } => self.contradictions.push(format!(
-                "{test} is {}, but the list of known failures has {} ({reason})",
-                done.verdict.name(),
-                listed.name()
-            )),
+    /// Compares a result with the list of known failures. Returns the outcome for JUnit.
+    fn judge(&mut self, done: &Done<'_>) -> Outcome {
+        let (test, verdict) = (&done.step.name, done.verdict);
+        match self.known.judge(test, verdict) {
+            Judgement::Expected(reason) => {
+                self.expected += u32::from(verdict != Verdict::Skip);
+                Outcome::Skipped(format!("known: {reason}"))
+            }
+            Judgement::Unlisted => Outcome::of(verdict, done.reason.as_deref()),
+            Judgement::Contradicts { listed, reason } => {
+                let contradiction = format!(
+                    "{test} is {}, but the list of known failures has {} ({reason})",
+                    verdict.name(),
+                    listed.name()
+                );
+                self.contradictions.push(contradiction.clone());
+                Outcome::Failed(contradiction)
+            }
         }
     }
 }
@@ -112,7 +117,7 @@ impl<'a> Results<'a> {
 impl Report for Results<'_> {
     fn report(&mut self, mut done: Done<'_>) -> Result<(), RunnerError> {
         self.counts.add(done.verdict, done.reran);
-        self.judge(&done);
+        let outcome = self.judge(&done);
         let line = console::line(&done, self.own);
         let on_log = self.directory.join("log");
         self.log.write_all(line.as_bytes()).on(on_log.display())?;
@@ -139,10 +144,9 @@ impl Report for Results<'_> {
         self.cases.push(Case {
             group: done.group.title(),
             test: done.step.name.clone(),
-            verdict: done.verdict,
+            outcome,
             took: done.took,
             directory: done.directory,
-            reason: done.reason,
         });
         Ok(())
     }
