@@ -34,6 +34,7 @@ impl Suite {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_copyhold-suite"));
         command.arg("-r").arg(self.at("a.run")).arg("-o").arg(self.at("out"));
+        command.arg("--program").arg(self.at("g/good"));
         command.arg("--dir").arg(self.at("places")).args(arguments);
         command
     }
@@ -130,20 +131,40 @@ fn exit_codes_tell_good_runs_empty_runs_and_bad_input() {
     assert_eq!(status, Some(0));
     let once = ["g/setup [PASS]", "g/good [PASS]", "g/cleanup [PASS]"];
     assert_eq!(results(&stdout), [once, once].concat());
-    assert_eq!(suite.run(&["-T", "nothing"]).0, Some(2));
+    for nothing in [&["-T", "nothing"][..], &["-T", "nothing", "-d"]] {
+        let (status, _, stderr) = suite.run(nothing);
+        let says = "copyhold-suite: no test of the runfiles is selected\n";
+        assert_eq!((status, stderr.as_str()), (Some(2), says));
+    }
     assert_eq!(suite.run(&["--nonsense"]).0, Some(255));
     assert_eq!(suite.run(&["--help"]).0, Some(0));
     let (status, _, stderr) = suite.run(&["-t", "nowhere"]);
     assert_eq!(status, Some(255));
     assert!(stderr.contains("has the test nowhere"), "{stderr}");
+    assert_eq!(suite.run(&["-t", "good", "-d"]).0, Some(0));
     let (status, stdout, stderr) = suite.run(&["-d"]);
-    assert_eq!(status, Some(0));
+    assert_eq!(status, Some(1));
     assert_eq!(stdout, "g/setup\ng/good\ng/other\ng/bad\ng/missing\ng/cleanup\n");
     assert_eq!(stderr, "copyhold-suite: g/missing: No such file or directory (os error 2)\n");
+    let empty = RUNFILE.replace("['good', 'other', 'bad', 'missing']", "[]");
+    fs::write(suite.at("a.run"), empty).unwrap();
+    let (status, _, stderr) = suite.run(&[]);
+    assert_eq!(status, Some(2));
+    assert!(stderr.ends_with("no test of the runfiles is selected\n"), "{stderr}");
     fs::write(suite.at("a.run"), format!("{RUNFILE}colour = red\n")).unwrap();
     let (status, _, stderr) = suite.run(&[]);
     assert_eq!(status, Some(255));
     assert!(stderr.ends_with("[g]: 'colour' is no option of a runfile\n"), "{stderr}");
+}
+
+#[test]
+fn a_program_that_is_missing_is_an_error_before_any_test() {
+    let suite = Suite::new(RUNFILE, &SCRIPTS);
+    fs::remove_file(suite.at("g/good")).unwrap();
+    let (status, stdout, stderr) = suite.run(&["-t", "other"]);
+    assert_eq!((status, stdout.as_str()), (Some(255), ""));
+    assert!(stderr.ends_with("g/good: No such file or directory (os error 2)\n"), "{stderr}");
+    assert_eq!(suite.places(), 0);
 }
 
 #[test]

@@ -39,7 +39,7 @@ Known failures (--known), one a line, each must stay true:
 
 Exit codes:
   0    no test failed
-  1    a test failed or was killed, or a known failure did not come
+  1    a test failed or was killed, or a known failure did not come; with -d: a script cannot start
   2    nothing ran
   3    a test ran twice since the machine slept, and none failed
   255  the runner failed

@@ -91,6 +91,10 @@ fn run(given: &CommandLine) -> Result<Status, RunnerError> {
         names => select::by_names(&all, names, &root, &runfile.defaults)?,
     };
     let groups = given.as_user(groups);
+    if groups.iter().all(|group| group.tests.is_empty()) {
+        eprintln!("copyhold-suite: no test of the runfiles is selected");
+        return Ok(Status::NothingRan);
+    }
     if given.dry_run {
         return Ok(list(groups, given.seed));
     }
@@ -99,11 +103,13 @@ fn run(given: &CommandLine) -> Result<Status, RunnerError> {
         .play(groups, &interrupt)
 }
 
-/// The scripts of a run in their order, with the problems that are seen without starting them.
+/// The scripts of a run in their order, with the problems that are seen without starting them. If
+/// there are any, the status is that of a run in which they fail.
 fn list(mut groups: Vec<Group>, seed: Option<u64>) -> Status {
     if let Some(seed) = seed {
         select::shuffle(&mut groups, seed);
     }
+    let mut status = Status::Good;
     for group in &groups {
         for step in group.steps() {
             let user = if step.user.is_empty() { String::new() } else { format!(" {}", step.user) };
@@ -111,9 +117,10 @@ fn list(mut groups: Vec<Group>, seed: Option<u64>) -> Status {
         }
         for problem in group.problems() {
             eprintln!("copyhold-suite: {problem}");
+            status = Status::Failed;
         }
     }
-    if groups.is_empty() { Status::NothingRan } else { Status::Good }
+    status
 }
 
 struct Run<'a> {
@@ -130,21 +137,19 @@ impl Run<'_> {
                 eprintln!("copyhold-suite: removed {}", directory.display());
             }
         }
-        if groups.is_empty() {
-            eprintln!("copyhold-suite: no group of the runfiles is selected");
-            return Ok(Status::NothingRan);
-        }
         if let Some(problem) = groups.iter().find_map(Group::problem_of_failsafe) {
             return Err(RunnerError::Failsafe(problem));
         }
         descent::adopt_orphans().on("orphans")?;
         let own = Account::own()?;
+        let program = Program::given_or_beside(self.given.program.clone())?;
+        let program = program.path().canonicalize().on(program.path().display())?;
         let place = Place::new(&self.given.directory, PREFIX)?;
         place.open_to_all()?;
         let mut machine = Machine {
             clock: &SystemClock,
             interrupt,
-            environment: self.environment(&place)?,
+            environment: self.environment(&program, &place),
             own: own.clone(),
             grace: Duration::from_secs(self.given.grace),
             before_group: BTreeSet::new(),
@@ -191,14 +196,12 @@ impl Run<'_> {
     }
 
     /// For scripts: the program, the directory for pools and mounts, the suite.
-    fn environment(&self, place: &Place) -> Result<Vec<(&'static str, OsString)>, RunnerError> {
-        let program = Program::given_or_beside(self.given.program.clone())?;
-        let absolute = |path: &Path| std::path::absolute(path).on(path.display());
-        Ok(vec![
-            ("COPYHOLD", absolute(program.path())?.into()),
+    fn environment(&self, program: &Path, place: &Place) -> Vec<(&'static str, OsString)> {
+        vec![
+            ("COPYHOLD", program.into()),
             ("SUITE_DIR", place.path().into()),
             ("SUITE_ROOT", self.root.clone().into()),
-        ])
+        ]
     }
 }
 
