@@ -92,8 +92,8 @@ impl Payload {
         }
     }
 
-    /// Ends the count of data that is elsewhere in memory, and frees its buffer unless it was taken.
-    /// Nothing is left here.
+    /// Ends the count of data that is elsewhere in memory, and frees its buffer unless it was
+    /// taken. Nothing is left here.
     pub fn release(&mut self) {
         self.len = 0;
         if let Source::Own(buf) = &mut self.source {

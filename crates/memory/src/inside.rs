@@ -1,7 +1,8 @@
 //! The groups that each group holds.
 //!
-//! Problem.  An owner knows its holder, but not the groups that it holds itself. A list of groups in
-//!           pages would look at all owners for each page, to add up what the rows of one page hold.
+//! Problem.  An owner knows its holder, but not the groups that it holds itself. A list of groups
+//!           in pages would look at all owners for each page, to add up what the rows of one page
+//!           hold.
 //! Idea.     The pairs of holder and held in one ordered set. Children of the root are not in it:
 //!           they are most, where there are many.
 //!

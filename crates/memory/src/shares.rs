@@ -169,8 +169,8 @@ impl Shares {
         (dirty + delta + inodes + lookups + names + nodes) / REPLAYED
     }
 
-    /// Bytes of one copy of the log that users may fill: as recovery has the records in memory beside
-    /// their edits, half of what edits may take.
+    /// Bytes of one copy of the log that users may fill: as recovery has the records in memory
+    /// beside their edits, half of what edits may take.
     pub fn log_bytes(&self) -> u64 {
         self.replay_edits() * REPLAYED / 2
     }
@@ -206,9 +206,9 @@ fn largest(least: u64, fits: impl Fn(u64) -> bool) -> u64 {
     fitting
 }
 
-/// 1 KiB for each metaslab, whether its map is in memory or not, and up to as much for the places of
-/// deltas, which a large metaslab has more of. A pool that has grown keeps the size of its metaslabs,
-/// so it may have a hundred times as many as its size needs.
+/// 1 KiB for each metaslab, whether its map is in memory or not, and up to as much for the places
+/// of deltas, which a large metaslab has more of. A pool that has grown keeps the size of its
+/// metaslabs, so it may have a hundred times as many as its size needs.
 fn metaslabs(PoolSize { blocks, metaslab_blocks }: PoolSize) -> u64 {
     (blocks.div_ceil(metaslab_blocks) << 10) + blocks / 4096
 }

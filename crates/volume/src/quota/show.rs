@@ -84,8 +84,8 @@ impl Ledger {
         self.show_behind(GroupId::place(0), usize::MAX)
     }
 
-    /// At most `most` groups behind a place in their order. A list in such pages looks at each group
-    /// once.
+    /// At most `most` groups behind a place in their order. A list in such pages looks at each
+    /// group once.
     pub fn show_behind(&self, after: GroupId, most: usize) -> Result<Vec<GroupUse>, QuotaError> {
         let groups = self.on()?;
         let behind = groups.all.range((Bound::Excluded(after), Bound::Unbounded));
