@@ -187,7 +187,7 @@ fn ini() -> Ini {
     Ini::new_from_defaults(rules)
 }
 
-/// RUNFILE-F3 and RUNFILE-F5, for one file; `names` are the sections of all. The error has its line.
+/// RUNFILE-F3 and RUNFILE-F5, for one file; `names` are the sections of all. An error has its line.
 fn refuse_repeats<'a>(
     entries: &[Entry<'a>],
     names: &mut BTreeSet<&'a str>,
