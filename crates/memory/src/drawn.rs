@@ -7,17 +7,18 @@
 //!           those above them, and reads the usage of these anew. The others count by what they
 //!           claimed when the picture was drawn.
 //!
-//! DRAWN-P1  The usage of each list of a walk is that of now, and is part of that of all groups
-//!           above. The others' is older: by less than 64 KiB for each class of an owner, and by
-//!           [`LOOK_BYTES`] for each group in sum over all steps of 64 KiB that counters passed.
+//! DRAWN-P1  The usage of each list of a walk is that of now, and so is its part in the usage of
+//!           all groups above. The usage of other groups is that of the picture. A counter is
+//!           noticed when it has passed a step of 64 KiB; the picture ends when all steps passed
+//!           since it was drawn have more than [`LOOK_BYTES`] for each of its groups.
 //! DRAWN-P2  A picture ends when a limit or the rule of protections changes, a group with usage
 //!           moves, or a walk has a list of an owner that is not in it (but DRAWN-P4).
+//! DRAWN-P3  A walk below a group looks for its lists among those of the group, or among those
+//!           where it walks, whichever are fewer.
 //! DRAWN-P4  An owner that began to use memory after the picture was drawn is added to it, as it is
 //!           when a walk first has a list of it; unless it is inside another group, or was ever one
 //!           that holds others: then the picture ends. So no picture is drawn for each of the many
 //!           tenants that are flushed or deleted one after the other.
-//! DRAWN-P3  A walk below a group looks for its lists among those of the group, or among those
-//!           where it walks, whichever are fewer.
 //!
 //! So a look at an owner is paid for by [`LOOK_BYTES`] that came or went, or by a change of limits.
 

@@ -17,11 +17,11 @@
 //!            beside others that use little, is not held to its part.
 //! SCARCE-P2  Parts are within seven eighths of the limit. A group with less than its part
 //!            waits only while the whole limit is used.
+//! SCARCE-P3  A group is judged by its part of the last division, unless the next one is due: that
+//!            comes first. A group that used nothing at the last division has no part, and may use
+//!            the whole limit. When it has used a 64th of the limit, the next division is due as
+//!            soon as a 64th has come or gone since the last one.
 //! SCARCE-P4  With [`Arm::Off`] there are no parts: all groups wait at the limit alone.
-//! SCARCE-P3  Parts are those of the last division; whether a group may go on is not judged by them
-//!            when the next one is due. A group that used nothing then has no part, and the whole
-//!            limit is its own; a division is due when such a group has a 64th of the limit, and
-//!            as much has moved.
 //! SCARCE-P5  With many users, bytes that came or went pay for each division: [`LOOK_BYTES`] for
 //!            each owner with a part, while these together are below a 16th of the limit. So
 //!            owners without a part have at most that much together, of the eighth that is in no

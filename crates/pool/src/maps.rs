@@ -4,8 +4,8 @@
 //! fails, its metaslab is set aside (`copyhold_space::Space::set_aside`). From then on a task reads
 //! it again, after 1, 2, 4 … and at last every 64 seconds. A round waits for the first reads of a
 //! map that it needs (LOADS-M1), never for these later ones; `flush_all` makes them itself, before
-//! a pool is called full, too. A metaslab without a map on disk whose edits contradict each other
-//! waits for none, and is not read. A map whose copies are both damaged can be made anew by
+//! a pool is called full, too. A metaslab that has no map on disk is set aside if its edits
+//! contradict each other. There is nothing to read then: no round waits, and no task reads. A map whose copies are both damaged can be made anew by
 //! [`Pool::rebuild_map`] from the list of all referenced blocks.
 
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,10 +1,14 @@
 //! The edits of a metaslab whose map is not in memory.
 //!
-//! Each block has one state, that of its newest edit: it is in at most one of three sets of runs.
-//! The rules are those of `away`, the meaning of a map that cannot be read is `aside`'s.
-//!
-//! A flush takes the frees out as a delta of the map (`stored`). Until that is installed they are
-//! in a fourth set, and the map on disk does not have them.
+//! Problem.  Blocks are freed in a metaslab, and its map is on disk only (`away`) or cannot be read
+//!           (`aside`). The edits must be applied to the map later, each once, and before that a
+//!           second free of a block must be found.
+//! Idea.     Sets of runs. A block is in at most one of three, by its newest edit: allocated or
+//!           freed, where recovery or an earlier edit says so and the map may have it already; or
+//!           cleared, where a free is the only edit and the map must have the block as allocated
+//!           (AWAY-A5).
+//! Flush.    The frees become a delta of the map (`stored`). Until that is installed they are in a
+//!           fourth set, `frozen`: the map on disk does not have them.
 
 use copyhold_format::space_map::Change;
 use copyhold_types::Txg;
