@@ -8,8 +8,8 @@
 //!           adds its part of the pace to the units that are due. A round flushes them when they
 //!           are enough.
 //! Rounds.   A round flushes the device twice. If a commit adds a third of a unit or more, a round
-//!           follows each commit that completes a unit. If it adds less, units gather to an eighth
-//!           of all: a storm of fsyncs pays few rounds.
+//!           follows each commit that completes a unit. If it adds less, a round waits until an
+//!           eighth of the units that have edits is due: a storm of fsyncs pays few rounds.
 //!
 //! DUE-E1   Between two plans, the units that are due grow in proportion to the resource that fills
 //!          fastest. A commit that adds little to each resource adds little to them.
