@@ -24,6 +24,9 @@ pub(crate) struct Inside {
 }
 
 impl Inside {
+    /// A set that grows has nodes that are about two thirds full.
+    pub(crate) const PAIR_BYTES: usize = size_of::<Pair>() * 3 / 2;
+
     /// A group has another holder: serial numbers, as [`Place::holder`] has them.
     pub(crate) fn has_moved(&self, held: Slot, before: u64, now: u64) {
         let mut pairs = self.pairs.lock();

@@ -248,6 +248,14 @@ impl fmt::Debug for Memory {
 }
 
 impl MemoryOwner {
+    /// Memory of an owner without a history, in bytes: its counters, behind two counts of references
+    /// on a line of their own, and its slot.
+    pub const BYTES: usize =
+        align_of::<Counted>() + size_of::<Counted>() + size_of::<Weak<Counted>>();
+
+    /// Memory for each owner with a holder, in bytes, beside that.
+    pub const INSIDE_BYTES: usize = Inside::PAIR_BYTES;
+
     fn new(slots: &Arc<Slots>) -> MemoryOwner {
         let free = slots.free.lock().pop();
         let mut owners = slots.owners.lock();
@@ -531,10 +539,11 @@ mod tests {
         assert_eq!(size_of::<Option<LookupCharge>>(), size_of::<usize>());
     }
 
-    /// With the two counts of references before it. One without a history has no record.
+    /// And its slot. One without a history has no record.
     #[test]
     fn an_idle_owner_takes_five_lines_of_memory() {
-        assert!(64 + size_of::<Counted>() <= 5 * 64, "{} bytes", size_of::<Counted>());
+        let bytes = MemoryOwner::BYTES;
+        assert!(bytes <= 5 * 64 + size_of::<usize>(), "{bytes} bytes");
         let memory = Memory::default();
         let [holder, held] = std::array::from_fn(|_| memory.add_owner());
         held.set_holder(Some(&holder));

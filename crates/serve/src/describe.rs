@@ -7,6 +7,7 @@ use copyhold_fs::Filesystem;
 use copyhold_memory::{MemoryClass, Shares};
 use copyhold_pool::{Failure, Failures, FlushFigures, FlushRow, JoinWait, Pool, StockFigures};
 use copyhold_types::{BLOCK_BYTES, DeviceId, PoolId, Purpose};
+use copyhold_volume::AtRest;
 use serde_json::{Map, Value, json};
 
 use crate::wire::names::NamesTotals;
@@ -156,6 +157,17 @@ pub fn memory(fs: &Filesystem, shares: &Shares) -> Value {
         "inodes": inodes,
         "lookups": lookups,
         "groups": fs.pool().memory().owners().len(),
+        "at_rest": at_rest(&copyhold_volume::at_rest(fs.volumes())),
+    })
+}
+
+/// The memory of subvolumes that are not used, outside of the budget's shares.
+fn at_rest(figures: &AtRest) -> Value {
+    json!({
+        "bytes": figures.bytes(),
+        "subvolumes": figures.subvols.count,
+        "epochs": figures.epochs.count,
+        "tables": figures.tables.count,
     })
 }
 

@@ -55,6 +55,15 @@ impl<S: Placed> Subvols<S> {
         self.by_id.get(&id)
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// The number of living subvolumes with a holder that is not the root.
+    pub(crate) fn held(&self) -> usize {
+        self.inside.len()
+    }
+
     pub(crate) fn contains(&self, id: SubvolId) -> bool {
         self.by_id.contains_key(&id)
     }

@@ -9,11 +9,13 @@
 //! `place`, `rollback`, `deletion` and its `walk`, `reflink`, and work left for later (`pending`,
 //! `aside`).
 //! Looking, without changing anything: `scan` for items that differ or are new, `weigh` for the
-//! space that a deletion would free. The payers: [`quota`], changed through `owners`.
+//! space that a deletion would free, `at_rest` for the memory of subvolumes that are not used. The
+//! payers: [`quota`], changed through `owners`.
 
 #![forbid(unsafe_code)]
 
 mod aside;
+mod at_rest;
 mod background;
 mod birth;
 mod deletion;
@@ -46,6 +48,7 @@ mod volumes;
 mod walk;
 mod weigh;
 
+pub use at_rest::{AtRest, Slice, at_rest};
 pub use birth::{NewSubvol, Numbers};
 pub use deletion::Leaving;
 pub use error::VolumeError;
