@@ -16,7 +16,8 @@
 //!
 //! DIRTYPACE-D1  A write waits only above half of its part, while half of the limit is used, for
 //!               `WAIT_MAX` at most, and with no lock that suspends a task. A write of bytes that
-//!               a cache of the kernel took earlier does not wait. Without parts ([`Arm::Off`]) no write does.
+//!               a cache of the kernel took earlier does not wait. Without parts ([`Arm::Off`])
+//!               no write does.
 //! DIRTYPACE-D2  Nothing is kept of a subvolume without dirty data.
 //! DIRTYPACE-D3  Only time in which its writes would wait counts for the rate of a subvolume: else
 //!               the rate is that of its writers, and not of the device.

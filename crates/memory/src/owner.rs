@@ -248,8 +248,8 @@ impl fmt::Debug for Memory {
 }
 
 impl MemoryOwner {
-    /// Memory of an owner without a history, in bytes: its counters, behind two counts of references
-    /// on a line of their own, and its slot.
+    /// Memory of an owner without a history, in bytes: its counters, behind two counts of
+    /// references on a line of their own, and its slot.
     pub const BYTES: usize =
         align_of::<Counted>() + size_of::<Counted>() + size_of::<Weak<Counted>>();
 

@@ -5,8 +5,9 @@
 //! it again, after 1, 2, 4 … and at last every 64 seconds. A round waits for the first reads of a
 //! map that it needs (LOADS-M1), never for these later ones; `flush_all` makes them itself, before
 //! a pool is called full, too. A metaslab that has no map on disk is set aside if its edits
-//! contradict each other. There is nothing to read then: no round waits, and no task reads. A map whose copies are both damaged can be made anew by
-//! [`Pool::rebuild_map`] from the list of all referenced blocks.
+//! contradict each other. There is nothing to read then: no round waits, and no task reads. A map
+//! whose copies are both damaged can be made anew by [`Pool::rebuild_map`] from the list of all
+//! referenced blocks.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};

@@ -1,7 +1,7 @@
 //! The memory that subvolumes take at rest, by kind.
 //!
-//! Problem.  Each subvolume is in memory with its epochs and tables from the mount on, whether it is
-//!           used or not, and no share of the budget has them.
+//! Problem.  Each subvolume is in memory with its epochs and tables from the mount on, whether it
+//!           is used or not, and no share of the budget has them.
 //! Idea.     The sizes of the types, times counts that the maps keep anyway. So a look costs the
 //!           same with few subvolumes and with many, and no family is locked.
 //!

@@ -7,10 +7,10 @@
 //!           chooses groups by tags, runs each script in a directory of its own, ends it at its
 //!           limit with all that it started, and reports in the form that the runner of OpenZFS
 //!           has, so tools for that one read it.
-//! Order.    `runfile` (`list`, `outline`) parses; `plan` finds scripts; `select` chooses and shuffles;
-//!           `run` plays a group; `execute` (`capture`, `descent`, `account`, `clock`) runs one
-//!           script; `verdict` judges its end; `known` compares with known failures; `results`
-//!           (`console`, `junit`) reports.
+//! Order.    `runfile` (`list`, `outline`) parses; `plan` finds scripts; `select` chooses and
+//!           shuffles; `run` plays a group; `execute` (`capture`, `descent`, `account`, `clock`)
+//!           runs one script; `verdict` judges its end; `known` compares with known failures;
+//!           `results` (`console`, `junit`) reports.
 
 #![deny(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "it waits for other processes")]

@@ -3,7 +3,7 @@
 //! Problem.  The parser joins two sections of one name, keeps the last of two options of one name,
 //!           and gives values without their lines.
 //! Idea.     The same rules for lines, and nothing of their values: a comment, a section, an
-//!           option, or the continuation of an option, which is indented deeper than its first line.
+//!           option, or the continuation of an option, indented deeper than its first line.
 
 const COMMENTS: [char; 2] = ['#', ';'];
 

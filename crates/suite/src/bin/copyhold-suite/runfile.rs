@@ -12,7 +12,7 @@
 //! RUNFILE-F4  Paths of tests stay below the directory of the suite.
 //! RUNFILE-F5  No option is twice in one section of a file.
 //!
-//! `outline.rs` finds lines for F3, F5 and the messages; `plan.rs` finds the files that sections name, `select.rs` chooses among them.
+//! `outline.rs` finds lines, `plan.rs` the files that sections name, and `select.rs` chooses them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -187,7 +187,7 @@ fn ini() -> Ini {
     Ini::new_from_defaults(rules)
 }
 
-/// RUNFILE-F3 and RUNFILE-F5, for one file; `names` are the sections of all. An error has its line.
+/// RUNFILE-F3 and RUNFILE-F5, for one file; `names` are the sections of all. An error has a line.
 fn refuse_repeats<'a>(
     entries: &[Entry<'a>],
     names: &mut BTreeSet<&'a str>,
