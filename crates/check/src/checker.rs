@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use copyhold_format::node::{LINEAGE, Lineage, PARTITION, pieces_of};
 use copyhold_format::space_map::METASLAB;
-use copyhold_pool::{Pool, metaslab_view};
+use copyhold_pool::{Pool, find_table, metaslab_view};
 use copyhold_space::MetaslabId;
 use copyhold_table::Table;
 use copyhold_types::{BlockAddr, InodeNo, Key, NodePtr, Run, SubvolId, TableId};
@@ -170,7 +170,7 @@ impl Checker {
     }
 
     pub(crate) fn table(&self, id: TableId) -> Option<Arc<Table>> {
-        self.pool.tables().into_iter().find(|table| table.id() == id)
+        find_table(&self.pool, id)
     }
 
     /// The items of a table, as far as they can be read.

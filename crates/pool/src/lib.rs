@@ -114,7 +114,7 @@ pub use protection::ProtectionProblem;
 pub use replay_limit::{Replay, ReplayTime};
 pub use sabotage::{Sabotage, Scribble, ScribbleFn};
 pub use stock::{StockFigures, end_txg};
-pub use tables::{own_table, table_figures, unflushed};
+pub use tables::{find_table, own_table, table_figures, unflushed};
 pub use tenancy::{EDITS_PER_RELEASE, NodeTurnover, RELEASE_EDIT_BYTES, Tenancy, free_node};
 pub use together::read_together;
 pub use transaction::{Credit, Transaction};

@@ -300,6 +300,11 @@ impl Tables {
     }
 }
 
+/// A table that has ever had an item; no other one is looked at.
+pub fn find_table(pool: &Pool, id: TableId) -> Option<Arc<Table>> {
+    pool.tables.find(id)
+}
+
 /// How many tables there are, how many of them are open, and the memory that they take beside
 /// their edits. The cost does not depend on their number.
 pub fn table_figures(pool: &Pool) -> TableFigures {
