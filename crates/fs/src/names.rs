@@ -426,7 +426,7 @@ impl AbsentNames {
                 *sum = [sum[0] + all as u64, sum[1] + hot as u64];
             }
         }
-        // A tenant that has ended meanwhile has its row, so that a page is as long as it was asked.
+        // A tenant that has ended meanwhile has a row, too: a short page ends the list.
         let rows = page.into_iter().zip(live).map(|((subvol, _, cells), [live, hot])| {
             NameFigures { subvol, live, hot, counts: cells.read() }
         });

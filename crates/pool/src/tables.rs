@@ -606,7 +606,7 @@ mod tests {
             None
         }
 
-        /// What no use of a table shows.
+        /// Edits, pins and forks of all tables; no table is opened for it.
         fn summary(&self) -> String {
             self.tables.check();
             let tables = &self.tables;

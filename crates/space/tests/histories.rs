@@ -198,10 +198,12 @@ fn run(mut world: World, steps: Vec<Step>) -> u32 {
 fn histories_write_deltas_of_maps() {
     let mut runner = TestRunner::deterministic();
     // Maps that are away seldom have a base, frees and no other edits when they are flushed.
-    for (prefer_deltas, maps_bytes, least) in [(true, None, 20), (false, Some(1000), 2)] {
+    for (prefer_deltas, maps_bytes, histories, least) in
+        [(true, None, 60, 20), (false, Some(1000), 180, 12)]
+    {
         let config = Config { prefer_deltas, maps_bytes, ..Config::default() };
         let history = prop::collection::vec(step(), 400);
-        let deltas = (0..60).map(|_| {
+        let deltas = (0..histories).map(|_| {
             let steps = history.new_tree(&mut runner).expect("no filter refuses it").current();
             run(World::new(&[(2900, 256), (700, 256)], &fixed(), 2, config), steps)
         });
